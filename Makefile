@@ -1,0 +1,37 @@
+# `make demo` and `make test` start from a bare clone: they build .venv and install what they need.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: demo test lint bench figures clean
+
+.venv/pyvenv.cfg:
+	$(PYTHON) -m venv .venv
+
+.venv/lab: .venv/pyvenv.cfg pyproject.toml constraints.txt
+	@echo "Installing flowpool into .venv (a few minutes the first time) ..."
+	$(INSTALL) -e '.[lab]'
+	@touch $@
+
+.venv/dev: .venv/pyvenv.cfg pyproject.toml constraints.txt
+	@echo "Installing flowpool and its test tools into .venv (a few minutes the first time) ..."
+	$(INSTALL) -e '.[dev]'
+	@touch $@ .venv/lab
+
+demo: .venv/lab
+	$(BIN)/flowpool demo
+
+test: .venv/dev
+	$(BIN)/python -m pytest
+
+lint: .venv/dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: .venv/dev
+	$(BIN)/flowpool bench
+
+figures: .venv/lab
+	$(BIN)/flowpool figures
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,121 @@
+r"""Gradients through the optimality condition (section 8.2 of the paper).
+
+At X* the gradient of the energy vanishes, so with :math:`H = \nabla_X^2 S` the Jacobian of the pooled points solves
+:math:`H J = -\partial_Y \nabla_X S`. A vector-Jacobian product needs one linear solve, whatever the number of steps
+that led to X*, and serves nodes, masses, epsilon and the parameters of the cost alike:
+
+.. math:: (H H + \lambda I)\, w = H v, \qquad v^\top J_\theta = -w^\top \partial_\theta \nabla_X S
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowpool.divergence import Energy, Evaluation
+from flowpool.hessian import Hessian, conjugate_gradients, hessian
+
+_NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correction
+_LARGE_RIDGE = 1e-12  # from here on conjugate gradients cannot leave the ridge to a fallback
+
+
+class Adjoint(NamedTuple):
+    """Solution of the linear system of the backward pass.
+
+    Attributes:
+        solution: w, ``(B, M, D)``.
+        residual: ``|(H H + lambda) w - H v| / |H v|``, ``(B,)``.
+        damped: H is singular or indefinite, so that the ridge decided the answer, ``(B,)`` bool.
+    """
+
+    solution: Tensor
+    residual: Tensor
+    damped: Tensor
+
+
+def solve_adjoint(curvature: Hessian, cotangent: Tensor, ridge: float) -> Adjoint:
+    """Tikhonov-regularised solution of ``H w = v``, minimum-norm where H is singular.
+
+    Args:
+        curvature: H at X*.
+        cotangent: v, gradient of the loss in X*, ``(B, M, D)``.
+        ridge: lambda in units of the square of the Hessian's scale.
+    """
+    unit = curvature.unit.mean(-1)  # (B,)
+    penalty = ridge * unit.square()
+    no_shift = torch.zeros_like(curvature.unit)
+    solution, definite = curvature.solve(cotangent, no_shift)
+    if curvature.matrix is not None:
+        # (H H + lambda) w = H v is (H + lambda / H) w = v; its first-order form needs the factor of H only.
+        inverse = curvature.solve(curvature.solve(solution, no_shift)[0], no_shift)[0]
+        correction = penalty[:, None, None] * inverse
+        small = _norm(correction) <= _NEGLIGIBLE * _norm(solution)
+        good = definite & small
+        solution = solution - correction
+    else:
+        good = definite if ridge <= _LARGE_RIDGE else torch.zeros_like(definite)
+    if not bool(good.all()):
+        if curvature.matrix is not None:
+            damped = curvature.filtered(cotangent, penalty, ~good)
+        else:
+            damped = _normal_equations(curvature, cotangent, penalty, good)
+        solution = torch.where(good[:, None, None], solution, damped)
+    right = curvature.product(cotangent)
+    left = curvature.product(curvature.product(solution)) + penalty[:, None, None] * solution
+    residual = _norm(left - right) / _norm(right).clamp_min(torch.finfo(right.dtype).tiny)
+    return Adjoint(solution, residual, ~good)
+
+
+def _normal_equations(curvature: Hessian, cotangent: Tensor, penalty: Tensor, skip: Tensor) -> Tensor:
+    """``H (H H + penalty)^-1 v`` by conjugate gradients, as in the paper, for the clouds that are not skipped."""
+    right = torch.where(skip[:, None, None], 0.0, curvature.product(cotangent))
+    return conjugate_gradients(
+        lambda w: curvature.product(curvature.product(w)) + penalty[:, None, None] * w, right, curvature.unit.square()
+    )[0]
+
+
+class Gradients(NamedTuple):
+    """Vector-Jacobian products of the pooled points; ``None`` for what was not asked for."""
+
+    nodes: Tensor | None  # (B, N, D)
+    masses: Tensor | None  # (B, N), up to a constant per cloud
+    point_masses: Tensor | None  # (B, M), up to a constant per cloud
+    epsilon: Tensor | None  # (B,)
+    parameters: dict[str, Tensor]
+
+
+def vector_jacobian(
+    energy: Energy, solved: Evaluation, cotangent: Tensor, ridge: float, wanted: set[str]
+) -> tuple[Gradients, Adjoint]:
+    """Gradients of ``<v, X*>`` in the named tensors of the energy, and the linear solve behind them.
+
+    Args:
+        energy: the clouds.
+        solved: the evaluation at X*, with tightly solved inner problems.
+        cotangent: v, ``(B, M, D)``.
+        ridge: see :func:`solve_adjoint`.
+        wanted: of ``"nodes"``, ``"masses"``, ``"point_masses"``, ``"epsilon"`` and names of cost parameters.
+    """
+    adjoint = solve_adjoint(hessian(energy, solved), cotangent, ridge)
+    names = ("nodes", "masses", "point_masses", "epsilon")
+    leaves = {name: getattr(energy, name).detach() for name in names}
+    parameters = {name: value.detach() for name, value in energy.geometry.tensors.items()}
+    inputs = [leaf.requires_grad_() for name, leaf in (leaves | parameters).items() if name in wanted]
+    order = [name for name in leaves | parameters if name in wanted]
+    with torch.enable_grad():
+        traced = replace(energy, **leaves, geometry=replace(energy.geometry, tensors=parameters))
+        gradient = traced.gradient(solved.points, solved)
+        found = torch.autograd.grad(gradient, inputs, -adjoint.solution, allow_unused=True)
+    result = {
+        name: torch.zeros_like(leaf) if value is None else value
+        for name, leaf, value in zip(order, inputs, found, strict=True)
+    }
+    nodes, masses, point_masses, epsilon = (result.pop(name, None) for name in names)
+    return Gradients(nodes, masses, point_masses, epsilon, result), adjoint
+
+
+def _norm(value: Tensor) -> Tensor:
+    return value.square().sum((-1, -2)).sqrt()

@@ -1,0 +1,230 @@
+"""Graphs as probability measures (section 4 of the paper).
+
+A graph with node features Y and masses b is the measure ``nu = sum_j b_j delta_{y_j}``. A batch of them is kept
+ragged: the nodes of all graphs one after the other, with offsets. Nothing here pads, so that no graph can feel
+another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """A ragged batch of B weighted clouds.
+
+    Attributes:
+        nodes: Y of all graphs, sorted by graph, ``(N, D)``.
+        masses: b, non-negative, summing to one in every graph that has nodes, ``(N,)``.
+        ptr: offsets, graph g owns the nodes ``ptr[g]:ptr[g + 1]``, ``(B + 1,)`` int64.
+    """
+
+    nodes: Tensor
+    masses: Tensor
+    ptr: Tensor
+
+    @property
+    def num_graphs(self) -> int:
+        return self.ptr.numel() - 1
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        return self.ptr.diff()  # (B,)
+
+    @cached_property
+    def batch(self) -> Tensor:
+        graphs = torch.arange(self.num_graphs, device=self.ptr.device)
+        return graphs.repeat_interleave(self.sizes, output_size=self.nodes.shape[0])  # (N,)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum of a value per node ``(N, ...)`` over each graph ``(B, ...)``."""
+        total = values.new_zeros((self.num_graphs, *values.shape[1:]))
+        return total.index_add(0, self.batch, values)
+
+    def mean(self) -> Tensor:
+        """Mean ``b^T Y`` of each cloud, ``(B, D)``; zero for an empty one."""
+        return self.sum(self.masses.unsqueeze(-1) * self.nodes)
+
+    def select(self, graphs: Tensor) -> Clouds:
+        """The clouds of some graphs, in the order given, ``(K,)`` int64."""
+        sizes = self.sizes[graphs]
+        ptr = _offsets(sizes)
+        start = (self.ptr[graphs] - ptr[:-1]).repeat_interleave(sizes)
+        index = start + torch.arange(start.numel(), device=start.device)
+        return Clouds(self.nodes[index], self.masses[index], ptr)
+
+    def cloud(self, graph: int) -> tuple[Tensor, Tensor]:
+        """Nodes ``(N_g, D)`` and masses ``(N_g,)`` of one graph."""
+        rows = slice(int(self.ptr[graph]), int(self.ptr[graph + 1]))
+        return self.nodes[rows], self.masses[rows]
+
+
+def make_clouds(
+    nodes: Tensor,
+    batch: Tensor | None = None,
+    ptr: Tensor | None = None,
+    masses: Tensor | None = None,
+    num_graphs: int | None = None,
+) -> Clouds:
+    """Checked measures of a batch of graphs.
+
+    Args:
+        nodes: Y, ``(N, D)`` floating point.
+        batch: graph id of each node, ``(N,)``, in any order.
+        ptr: offsets ``(B + 1,)`` of nodes that are sorted by graph. With both, they must agree. With neither, all
+            nodes form one graph.
+        masses: b, ``(N,)``, not yet normalised; ``None`` gives all nodes of a graph the same mass.
+        num_graphs: B, when it is more than the ids show (trailing graphs without nodes).
+
+    Returns:
+        :class:`Clouds`; gradients flow back to ``nodes`` and ``masses`` in the caller's order.
+    """
+    check_features(nodes)
+    num_nodes = nodes.shape[0]
+    if num_graphs is not None and num_graphs < 0:
+        raise ValueError(f"dim_size is {num_graphs}; the number of graphs cannot be negative.")
+    order = None
+    if ptr is not None:
+        ptr = _checked_ptr(ptr, num_nodes, num_graphs).to(nodes.device)
+        if batch is not None:
+            _check_agreement(_checked_index(batch, num_nodes, ptr.numel() - 1), ptr)
+    elif batch is not None:
+        index = _checked_index(batch, num_nodes, num_graphs)
+        found = int(index.max()) + 1 if num_nodes else 0
+        sizes = torch.bincount(index, minlength=found if num_graphs is None else num_graphs)
+        ptr = _offsets(sizes).to(nodes.device)
+        if num_nodes and bool((index.diff() < 0).any()):
+            order = index.argsort(stable=True).to(nodes.device)
+    else:
+        if num_graphs not in (None, 1):
+            raise ValueError(f"dim_size is {num_graphs}, but without batch or ptr all nodes form one graph.")
+        ptr = torch.tensor([0, num_nodes], device=nodes.device)
+
+    if masses is None:
+        weights = nodes.new_ones(num_nodes)
+    else:
+        _check_masses(masses, nodes)
+        weights = masses
+    if order is not None:
+        nodes, weights = nodes[order], weights[order]
+    clouds = Clouds(nodes, weights, ptr)
+    total = clouds.sum(weights)  # (B,)
+    if masses is not None and bool(((total <= 0) & (clouds.sizes > 0)).any()):
+        graph = int(((total <= 0) & (clouds.sizes > 0)).nonzero()[0])
+        raise ValueError(
+            f"All masses of graph {graph} are zero. Give at least one of its nodes a positive mass, "
+            "or leave the graph's nodes out to pool it as an empty graph."
+        )
+    return Clouds(nodes, weights / total[clouds.batch], ptr)
+
+
+def check_features(nodes: Tensor) -> None:
+    """Raises unless ``nodes`` is an ``(N, D)`` floating-point tensor with D >= 1."""
+    if not isinstance(nodes, Tensor):
+        raise TypeError(f"nodes is a {type(nodes).__name__}; pass a torch.Tensor of shape (num_nodes, num_features).")
+    if nodes.dim() != 2 or nodes.shape[1] == 0:
+        raise ValueError(
+            f"nodes has shape {tuple(nodes.shape)}; expected (num_nodes, num_features) with at least one feature."
+        )
+    if not nodes.is_floating_point():
+        raise TypeError(f"nodes has dtype {nodes.dtype}; pooling needs real numbers: pass nodes.float().")
+
+
+def _offsets(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+def _checked_index(batch: Tensor, num_nodes: int, num_graphs: int | None) -> Tensor:
+    if not isinstance(batch, Tensor) or batch.dtype not in (
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+    ):
+        found = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
+        raise ValueError(f"batch is {found}; pass an integer tensor with the graph id of each node (torch.long).")
+    if batch.dim() != 1 or batch.numel() != num_nodes:
+        raise ValueError(f"batch has shape {tuple(batch.shape)}; expected ({num_nodes},), one graph id per node.")
+    index = batch.long()
+    limit = torch.iinfo(torch.int64).max if num_graphs is None else num_graphs
+    wrong = (index < 0) | (index >= limit)
+    if bool(wrong.any()):
+        node = int(wrong.nonzero()[0])
+        known = "" if num_graphs is None else f" and below dim_size={num_graphs}"
+        raise ValueError(f"batch[{node}] is {int(index[node])}; graph ids must be at least 0{known}.")
+    # bincount would otherwise try to allocate whatever a corrupt id asks for.
+    if num_graphs is None and num_nodes and int(index.max()) >= 2**31:
+        node = int(index.argmax())
+        raise ValueError(f"batch[{node}] is {int(index[node])}; that many graphs do not fit. Pass ids 0..B-1.")
+    return index
+
+
+def _checked_ptr(ptr: Tensor, num_nodes: int, num_graphs: int | None) -> Tensor:
+    if not isinstance(ptr, Tensor) or ptr.dtype not in (torch.int64, torch.int32):
+        found = ptr.dtype if isinstance(ptr, Tensor) else type(ptr).__name__
+        raise ValueError(f"ptr is {found}; pass an integer tensor of offsets (torch.long).")
+    if ptr.dim() != 1 or ptr.numel() == 0:
+        raise ValueError(f"ptr has shape {tuple(ptr.shape)}; expected (num_graphs + 1,).")
+    ptr = ptr.long()
+    if int(ptr[0]) != 0:
+        raise ValueError(f"ptr[0] is {int(ptr[0])}; offsets start at 0.")
+    if bool((ptr.diff() < 0).any()):
+        place = int((ptr.diff() < 0).nonzero()[0])
+        raise ValueError(
+            f"ptr falls from {int(ptr[place])} to {int(ptr[place + 1])} at position {place + 1}; "
+            "offsets never decrease."
+        )
+    if int(ptr[-1]) != num_nodes:
+        raise ValueError(
+            f"ptr[-1] is {int(ptr[-1])}, but there are {num_nodes} nodes; the last offset is their number."
+        )
+    if num_graphs is not None and num_graphs != ptr.numel() - 1:
+        raise ValueError(f"dim_size is {num_graphs}, but ptr describes {ptr.numel() - 1} graphs.")
+    return ptr
+
+
+def _check_agreement(index: Tensor, ptr: Tensor) -> None:
+    expected = torch.arange(ptr.numel() - 1, device=ptr.device).repeat_interleave(ptr.diff())
+    wrong = index.to(ptr.device) != expected
+    if bool(wrong.any()):
+        node = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"batch and ptr disagree: batch[{node}] is {int(index[node])}, ptr puts node {node} into graph "
+            f"{int(expected[node])}. Pass one of them, or make them agree."
+        )
+
+
+def _check_masses(masses: Tensor, nodes: Tensor) -> None:
+    if not isinstance(masses, Tensor):
+        raise TypeError(f"masses is a {type(masses).__name__}; pass a tensor of shape (num_nodes,), or None.")
+    if masses.shape != nodes.shape[:1]:
+        raise ValueError(f"masses has shape {tuple(masses.shape)}; expected ({nodes.shape[0]},), one mass per node.")
+    require_like(masses, nodes, "masses")
+    finite = masses.detach().isfinite()
+    if not bool(finite.all()):
+        node = int((~finite).nonzero()[0])
+        raise ValueError(
+            f"{int((~finite).sum())} masses are not finite (first: node {node}, {float(masses[node])}). "
+            "Pass finite values >= 0."
+        )
+    if bool((masses.detach() < 0).any()):
+        wrong = masses.detach() < 0
+        node = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{int(wrong.sum())} masses are negative (first: node {node}, {float(masses[node]):g}). "
+            "Pass values >= 0, or masses=None to give every node of a graph the same mass."
+        )
+
+
+def require_like(value: Tensor, nodes: Tensor, name: str) -> None:
+    """Raises unless ``value`` has the dtype and the device of the nodes."""
+    if value.dtype != nodes.dtype:
+        raise TypeError(f"{name} is {value.dtype}, nodes are {nodes.dtype}; pass {name}.to(nodes.dtype).")
+    if value.device != nodes.device:
+        raise ValueError(f"{name} is on {value.device}, nodes are on {nodes.device}; move one of them.")

@@ -1,0 +1,1 @@
+"""The bench: datasets, splits, backbones, pools, training, evaluation and reports."""

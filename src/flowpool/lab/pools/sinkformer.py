@@ -1,0 +1,44 @@
+"""Sinkformer readout (Sander et al., 2022): doubly stochastic attention between nodes, then seed queries."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.utils import to_dense_batch
+
+from flowpool.lab.pools.base import Pool, Readout, no_loss
+from flowpool.lab.pools.scaling import transport_plan
+
+
+class SinkformerPool(Pool):
+    r"""One attention block, its matrix scaled by Sinkhorn instead of softmax, read out by M learned queries.
+
+    .. math::
+        H = Y + A \, Y W_V, \qquad A = \mathrm{Sinkhorn}(Y W_Q W_K^\top Y^\top / \sqrt{D}), \quad A 1 =
+        A^\top 1 = 1
+
+    Sinkhorn is run to convergence, the limit that the paper analyses, and differentiated there.
+    """
+
+    def __init__(self, in_channels: int, num_points: int) -> None:
+        super().__init__(num_points * in_channels)
+        self.query = nn.Linear(in_channels, in_channels, bias=False)
+        self.key = nn.Linear(in_channels, in_channels, bias=False)
+        self.value = nn.Linear(in_channels, in_channels, bias=False)
+        self.seeds = nn.Parameter(torch.randn(num_points, in_channels))
+
+    def attention(self, nodes: Tensor, mask: Tensor) -> Tensor:
+        """Doubly stochastic attention, ``(B, N, N)``, of padded nodes ``(B, N, D)`` with mask ``(B, N)``."""
+        scores = self.query(nodes) @ self.key(nodes).mT / math.sqrt(nodes.shape[2])  # (B, N, N)
+        pairs = mask.unsqueeze(2) & mask.unsqueeze(1)  # (B, N, N)
+        ones = mask.to(nodes.dtype)  # (B, N)
+        return transport_plan(scores.masked_fill(~pairs, -math.inf), ones, ones)
+
+    def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
+        nodes, mask = to_dense_batch(x, batch, batch_size=num_graphs)  # (B, N, D), (B, N)
+        hidden = nodes + self.attention(nodes, mask) @ self.value(nodes)  # (B, N, D)
+        scores = self.seeds @ hidden.mT / math.sqrt(nodes.shape[2])  # (B, M, N)
+        weights = scores.masked_fill(~mask.unsqueeze(1), -math.inf).softmax(2)  # (B, M, N)
+        return Readout((weights @ hidden).flatten(1), no_loss(x))

@@ -57,10 +57,10 @@ class Bucket(NamedTuple):
 
 
 def padded_size(size: int) -> int:
-    """The number of rows that a graph of ``size`` nodes is padded to: at most a quarter more, at least 8."""
+    """The number of rows that a graph of ``size`` nodes is padded to: a multiple of 8, and of about a quarter of it."""
     if size > _ALONE:
         return size
-    unit = max(8, 1 << (size.bit_length() - 3))
+    unit = max(8, 1 << max(0, size.bit_length() - 3))
     return -(-size // unit) * unit
 
 

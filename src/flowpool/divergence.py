@@ -227,7 +227,7 @@ def divergence_gradient(
             plan_xx = DifferentiableSelfPlan.apply(cost_xx, a, eps, solved.xx)
         elif method == "unrolled":
             plan = sinkhorn.sinkhorn(cost_xy, a, b, eps, tolerance=1e-13).plan
-            plan_xx = sinkhorn.sinkhorn(cost_xx, a, a, eps, tolerance=1e-13).plan
+            plan_xx = sinkhorn.sinkhorn_self(cost_xx, a, eps, tolerance=1e-13).plan
         else:
             raise ValueError(f"Unknown method {method!r}; pass 'envelope', 'implicit' or 'unrolled'.")
         value = _primal(plan, cost_xy, eps) - _primal(plan_xx, cost_xx, eps) / 2

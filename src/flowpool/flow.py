@@ -27,6 +27,7 @@ from flowpool.hessian import Hessian, hessian
 
 _ERROR = 0.01  # local error of a step, relative to the size of X
 _FIRST_STEP, _SHORTEST, _LONGEST_EXPLICIT = 0.1, 0.02, 0.6  # 0.6 is the stability limit of Adams-Bashforth 2
+_MOST_EXPLICIT = 60  # a flow that still needs short steps then is stiff, and better off with implicit ones
 _GAMMA = 1 - 1 / math.sqrt(2)  # makes Rosenbrock 2 L-stable
 _SLOW = 3.0  # implicit step length from which Newton may be tried
 _NEAR = 0.1  # longest Newton step (rms, in units of R) that is trusted to stay in the basin
@@ -139,7 +140,7 @@ def _run_in(energy: Energy, track: _Track, max_steps: int, step_size: float | No
             length = wish.clamp(_SHORTEST, _LONGEST_EXPLICIT)
             bend = torch.where(started, length.square() / (2 * step), 0.0)
             move = length[:, None, None] * now + bend[:, None, None] * (now - before)
-            racing[index] = asked[index] < 2
+            racing[index] = (asked[index] < 2) & (steps < _MOST_EXPLICIT)
         else:
             length = torch.full_like(step, step_size)
             move = step_size * now
@@ -164,45 +165,56 @@ def _settle(energy: Energy, track: _Track, tolerance: float, max_steps: int, kee
     while bool((~finished).any()):
         index = _active(~finished, keep_pairs)
         local = energy.select(index)
-        unit = local.scales
         here, step, steps = take(track, index)
-        here = local.evaluate(here.points, here, _inner_tolerance(here, unit, tolerance))
+        here = local.evaluate(here.points, here, _inner_tolerance(local, here, tolerance))
         curvature = hessian(local, here)
         newton, definite, flat = curvature.newton(here.gradient)
-        length = torch.where(definite, _norm(newton) / unit.radius, math.inf)
+        length = torch.where(definite, _norm(newton) / local.scales.radius, math.inf)
 
-        # Phase 3. The step is judged by the gradient where it leads, and the residual there with the factor at hand.
         arrived = length <= tolerance
-        rms = length / math.sqrt(here.points.shape[1])
-        attempt = definite & (arrived | (step >= _SLOW) & (rms < _NEAR))
-        there = here
-        if bool(attempt.any()):
-            target = torch.where(attempt[:, None, None], here.points - newton, here.points)
-            there = local.evaluate(target, here, _inner_tolerance(here, unit, tolerance))
-            attempt = attempt & (arrived | (_norm(there.gradient) < _PROGRESS * _norm(here.gradient)))
-            rest = torch.where(attempt, _norm(curvature.newton(there.gradient)[0]) / unit.radius, math.inf)
-            done = attempt & (rest <= tolerance)
-        else:
-            rest, done = torch.full_like(length, math.inf), torch.zeros_like(attempt)
-
-        # Phase 2 for the others, as long as they may go on.
-        capped = ~done & ~attempt & (steps >= max_steps)
-        slide = ~attempt & ~capped
+        capped = ~arrived & (steps >= max_steps)
+        near = (step >= _SLOW) & (length < _NEAR * math.sqrt(here.points.shape[1]))
+        there, jumped, rest = _jump(local, curvature, here, newton, arrived, near & ~capped, tolerance)
+        slide = ~jumped & ~capped
         if bool(slide.any()):
-            moved, step = _rosenbrock(local, curvature, here, step, slide)
-            there = _merge(slide, moved, there if bool(attempt.any()) else here)
+            slid, step = _rosenbrock(local, curvature, here, step, slide)
+            there = _merge(slide, slid, there)
+
         lost = ~_norm(there.gradient).isfinite()
-        track = put(track, index, _Track(there, step, steps + (attempt | slide)))
-        residual[index] = torch.where(
-            done, rest, torch.where(capped, _distance(curvature, here, unit), residual[index])
-        )
-        residual[index] = torch.where(lost, math.nan, residual[index])
+        done = jumped & ((rest <= tolerance) | (steps >= max_steps))
+        left = torch.where(jumped, rest, torch.where(definite, length, _distance(local, curvature, here, capped)))
+        track = put(track, index, _Track(there, step, steps + ~capped))
+        residual[index] = torch.where(lost, math.nan, left)
         singular[index] = flat
-        finished[index] = done | capped | lost | attempt & ~done & (steps + 1 >= max_steps)
-        residual[index] = torch.where(attempt & ~done & (steps + 1 >= max_steps), rest, residual[index])
+        finished[index] = done | capped | lost
     here = track.here
     self_potential = torch.zeros_like(here.xy.potential) if here.xx is None else here.xx.potential
     return Flowed(here.points, here.xy.potential, self_potential, residual, track.steps, singular)
+
+
+def _jump(
+    energy: Energy,
+    curvature: Hessian,
+    here: Evaluation,
+    newton: Tensor,
+    arrived: Tensor,
+    near: Tensor,
+    tolerance: float,
+) -> tuple[Evaluation, Tensor, Tensor]:
+    """Newton steps: where they lead, which were accepted, and the Newton step left there.
+
+    A step from near the end is accepted if the gradient falls as it should; one that is shorter than the tolerance
+    always is. What is left is measured with the Hessian at hand, which such a short step hardly changes.
+    """
+    wanted = arrived | near
+    nothing = torch.full_like(energy.epsilon, math.inf)
+    if not bool(wanted.any()):
+        return here, wanted, nothing
+    target = torch.where(wanted[:, None, None], here.points - newton, here.points)
+    there = energy.evaluate(target, here, _inner_tolerance(energy, here, tolerance))
+    accepted = arrived | near & (_norm(there.gradient) < _PROGRESS * _norm(here.gradient))
+    rest = _norm(curvature.newton(there.gradient)[0]) / energy.scales.radius
+    return _merge(accepted, there, here), accepted, torch.where(accepted, rest, nothing)
 
 
 def _rosenbrock(
@@ -234,21 +246,21 @@ def _rosenbrock(
     return _merge(kept, there, here), step
 
 
-def _distance(curvature: Hessian, here: Evaluation, unit: Scales) -> Tensor:
-    """Length of the Newton step where the flow was cut off, with the Hessian shifted until it is positive definite."""
-    length = torch.full_like(unit.radius, math.inf)
+def _distance(energy: Energy, curvature: Hessian, here: Evaluation, wanted: Tensor) -> Tensor:
+    """Length of the Newton step where the Hessian is indefinite: shifted until it is positive definite."""
+    length = torch.full_like(energy.epsilon, math.inf)
     shift = 1e-9
-    while shift <= 1e3 and not bool(length.isfinite().all()):
+    while shift <= 1e3 and bool((wanted & ~length.isfinite()).any()):
         step, definite = curvature.solve(here.gradient, shift * curvature.unit)
-        length = torch.where(~length.isfinite() & definite, _norm(step) / unit.radius, length)
+        length = torch.where(~length.isfinite() & definite, _norm(step) / energy.scales.radius, length)
         shift *= 10
     return length
 
 
-def _inner_tolerance(here: Evaluation, unit: Scales, tolerance: float) -> Tensor:
+def _inner_tolerance(energy: Energy, here: Evaluation, tolerance: float) -> Tensor:
     """Marginal error that a Newton step can afford: quadratic in the gradient, and far below what is asked for."""
     least = max(min(1e-9, 1e-4 * tolerance), _TIGHTEST)
-    return (0.01 * (_norm(here.gradient) / unit.radius).square()).clamp(least, 1e-6)
+    return (0.01 * (_norm(here.gradient) / energy.scales.radius).square()).clamp(least, 1e-6)
 
 
 def _norm(value: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation
+from flowpool.sinkhorn import schur
 
 DIRECT_LIMIT = 1024  # largest M D for which the Hessian is formed
 _CG_TOLERANCE = 1e-10
@@ -145,8 +146,7 @@ def squared_euclidean_hessian(energy: Energy, solved: Evaluation) -> Tensor:
     drift = weighted.sum(2)  # (B, M, D)
     rows = weighted.transpose(-1, -2).reshape(batch, size, -1) @ conditional.transpose(-1, -2)  # (B, MD, M)
     t = (drift.unsqueeze(-1) * identity[:, None, :]).reshape(batch, size, num_points) - rows
-    schur = torch.diag_embed(plan.sum(-1)) - plan @ conditional.transpose(-1, -2) + 1.0 / num_points**2
-    outer = outer + t @ torch.cholesky_solve(t.transpose(-1, -2), torch.linalg.cholesky_ex(schur)[0])
+    outer = outer + t @ torch.cholesky_solve(t.transpose(-1, -2), torch.linalg.cholesky_ex(schur(solved.xy))[0])
     blocks = -weighted.transpose(-1, -2) @ apart  # (B, M, D, D), minus beta
 
     if solved.xx is None:

@@ -27,6 +27,7 @@ _LOOSE = 0.03  # marginal error at which a stage of the cold start is good enoug
 _STAGE = 0.3  # factor between two stages of the cold start
 _ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 _HOPELESS = 1e8  # damping at which Newton has stopped moving
+_MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 
 
 @dataclass(frozen=True)
@@ -182,17 +183,22 @@ def _semi_dual(potential: Tensor, cost: Tensor, point_masses: Tensor, masses: Te
 def _newton_step(now: _Iterate, point_masses: Tensor, damping: Tensor) -> Tensor:
     """Damped Newton step in units of epsilon, or a Sinkhorn step where the matrix cannot be factorised, ``(B, M)``."""
     ridge = (damping * now.error)[:, None] * point_masses
-    factor, failed = torch.linalg.cholesky_ex(_schur(now) + torch.diag_embed(ridge))
+    factor, failed = torch.linalg.cholesky_ex(schur(now) + torch.diag_embed(ridge))
     newton = torch.cholesky_solve(now.slack.unsqueeze(-1), factor).squeeze(-1)
     ascent = torch.log(point_masses / (point_masses - now.slack).clamp_min(torch.finfo(newton.dtype).tiny))
     usable = (failed == 0)[:, None] & newton.isfinite().all(-1, keepdim=True)
     return torch.where(usable, newton, ascent)
 
 
-def _schur(now: _Iterate | Transport) -> Tensor:
-    """``diag(P 1) - A diag(b) A^T``, made invertible along the constants, which change no plan, ``(B, M, M)``."""
-    rows = torch.diag_embed(now.plan.sum(-1))
-    return rows - now.plan @ now.conditional.transpose(-1, -2) + 1.0 / now.plan.shape[-2] ** 2
+def schur(now: _Iterate | Transport) -> Tensor:
+    """``diag(P 1) - A diag(b) A^T``, the matrix of all linear systems with the plan, ``(B, M, M)``, made invertible.
+
+    It vanishes on the constants, which change no plan; the added constant decides those. Where the plan is nearly a
+    matching it vanishes altogether, and so do the right-hand sides; the small diagonal keeps 0 / 0 away.
+    """
+    rows = now.plan.sum(-1)
+    matrix = torch.diag_embed((1 + _MATCHING) * rows) - now.plan @ now.conditional.transpose(-1, -2)
+    return matrix + 1.0 / rows.shape[-1] ** 2
 
 
 class SelfTransport(NamedTuple):
@@ -212,6 +218,20 @@ class SelfTransport(NamedTuple):
         """``L_D = 2 <h, a>``, ``(B,)``."""
         # Nodes without mass have a potential of minus infinity and no part in the sum.
         return 2 * torch.where(masses > 0, masses * self.potential, 0.0).sum(-1)
+
+
+def sinkhorn_self(
+    cost: Tensor, masses: Tensor, epsilon: Tensor, tolerance: float = 1e-9, max_iterations: int = 10_000
+) -> SelfTransport:
+    """Plan of a cloud with itself by Sinkhorn's update, averaged with where it starts: half a step for f and for g."""
+    now = _self_plan(epsilon[:, None] / 2 * masses.log(), cost, masses, epsilon)
+    for _ in range(max_iterations):
+        unfinished = ~(now.error <= tolerance)
+        if not bool(unfinished.any()):
+            break
+        step = epsilon[:, None] / 2 * (masses / now.plan.sum(-1)).log()
+        now = _self_plan(torch.where(unfinished[:, None], now.potential + step, now.potential), cost, masses, epsilon)
+    return now
 
 
 def solve_self(
@@ -272,7 +292,7 @@ class DifferentiablePlan(torch.autograd.Function):
     def forward(
         ctx: Any, cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor, solved: Transport
     ) -> Tensor:
-        ctx.save_for_backward(cost, epsilon, solved.conditional, solved.plan, torch.linalg.cholesky(_schur(solved)))
+        ctx.save_for_backward(cost, epsilon, solved.conditional, solved.plan, torch.linalg.cholesky(schur(solved)))
         return solved.plan.clone()
 
     @staticmethod

@@ -1,0 +1,104 @@
+import pytest
+import torch
+from helpers import random_pair
+from torch.autograd import gradcheck
+
+from flowpool import costs
+from flowpool.costs import Cosine, Custom, Euclidean, Geometry, Mahalanobis, SquaredEuclidean
+
+PAIR = random_pair()
+ALL = [SquaredEuclidean(), Euclidean(), Euclidean(1.5), Cosine(), Mahalanobis(3), Mahalanobis(3, rank=2)]
+
+
+def geometry(cost):
+    return costs.bind(cost, torch.float64, torch.device("cpu"))
+
+
+def test_values_against_their_formulas():
+    x, y = PAIR.points, PAIR.nodes
+    distance = torch.cdist(x, y)
+    assert torch.allclose(geometry(SquaredEuclidean()).matrix(x, y), distance**2)
+    assert torch.allclose(geometry(Euclidean(1.5)).matrix(x, y), distance**1.5)
+    cosine = torch.nn.functional.cosine_similarity(x[:, :, None], y[:, None], dim=-1)
+    assert torch.allclose(geometry(Cosine()).matrix(x, y), 1 - cosine)
+    diagonal = Mahalanobis(3)
+    torch.nn.init.normal_(diagonal.weight)
+    scale = diagonal.weight.detach().double().exp()
+    assert torch.allclose(geometry(diagonal).matrix(x, y), torch.cdist(x * scale, y * scale) ** 2)
+    low = Mahalanobis(3, rank=2)
+    mapped = low.weight.detach().double().T
+    assert torch.allclose(geometry(low).matrix(x, y), torch.cdist(x @ mapped, y @ mapped) ** 2)
+
+
+@pytest.mark.parametrize("cost", [c for c in ALL if c.degree is not None], ids=str)
+def test_degree_tells_how_the_cost_scales(cost):
+    x, y, form = PAIR.points, PAIR.nodes, geometry(cost)
+    moved = form.matrix(3 * x + 5, 3 * y + 5)
+    assert torch.allclose(moved, 3**cost.degree * form.matrix(x, y), rtol=1e-10)
+
+
+@pytest.mark.parametrize("cost", ALL, ids=str)
+def test_gradient_at_zero_distance_is_finite_and_right(cost):
+    x = PAIR.points[:1].clone()
+    y = torch.cat([x[:, :2], PAIR.nodes[:1]], 1)
+    plan = torch.ones(1, x.shape[1], y.shape[1], dtype=torch.float64)
+    form = geometry(cost)
+    gradient = form.pull_back(plan, x, y)
+    assert gradient.isfinite().all()
+    # Coinciding points pull in no direction: leaving them out changes nothing where the cost is smooth or has a kink.
+    separate = plan.clone()
+    separate[:, 0, 0] = separate[:, 1, 1] = 0
+    assert torch.allclose(gradient, form.pull_back(separate, x, y), atol=1e-12)
+
+
+@pytest.mark.parametrize("cost", ALL, ids=str)
+def test_pull_back_is_the_gradient_and_is_differentiable(cost):
+    x, y = PAIR.points[:1, :2].clone().requires_grad_(), PAIR.nodes[:1, :3].clone().requires_grad_()
+    plan = torch.rand(1, 2, 3, dtype=torch.float64).requires_grad_()
+    form = geometry(cost)
+    (expected,) = torch.autograd.grad((plan * form.matrix(x, y)).sum(), x)
+    assert torch.allclose(form.pull_back(plan, x, y), expected)
+    assert gradcheck(lambda p, a, b: form.pull_back(p, a, b), (plan, x, y))
+
+
+def test_pull_back_of_a_cloud_against_itself_moves_the_first_argument_only():
+    x = PAIR.points[:1].clone().requires_grad_()
+    plan = torch.rand(1, 4, 4, dtype=torch.float64)
+    form, other = geometry(Custom(lambda a, b: (a - b).pow(4).sum(-1))), x.detach().clone()
+    assert torch.allclose(form.pull_back(plan, x, x), form.pull_back(plan, x, other))
+
+
+def test_a_float32_module_is_evaluated_in_float64_with_gradients_to_it():
+    network = torch.nn.Linear(3, 4)
+    cost = costs.resolve(Custom(lambda a, b: (network(a) - network(b)).square().sum(-1)))
+    assert isinstance(cost, Custom)
+
+    class Learned(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def forward(self, a, b):
+            return (self.network(a) - self.network(b)).square().sum(-1)
+
+    form = geometry(costs.resolve(Learned()))
+    value = form.matrix(PAIR.points, PAIR.nodes)
+    assert value.dtype == torch.float64
+    weight = network.weight.double()
+    assert torch.allclose(value, torch.cdist(PAIR.points @ weight.T, PAIR.nodes @ weight.T) ** 2)
+    value.sum().backward()
+    assert network.weight.grad.abs().max() > 0
+
+
+def test_resolving_names_callables_and_mistakes():
+    assert isinstance(costs.resolve("sqeuclidean"), SquaredEuclidean)
+    given = Euclidean(3)
+    assert costs.resolve(given) is given
+    with pytest.raises(ValueError, match="Unknown cost 'euclid'; known names: sqeuclidean"):
+        costs.resolve("euclid")
+    with pytest.raises(TypeError, match="cost is a int"):
+        costs.resolve(3)
+    with pytest.raises(ValueError, match=r"returned shape \(4, 1, 3\).*expected \(4, 7\)"):
+        Geometry(Custom(lambda a, b: a)).matrix(PAIR.points[0], PAIR.nodes[0])
+    with pytest.raises(ValueError, match="power is 0"):
+        Euclidean(0)

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from helpers import random_pair
+
+from flowpool import costs, hessian
+from flowpool.divergence import make_energy
+from flowpool.hessian import Hessian, conjugate_gradients
+
+COSTS = ["sqeuclidean", "cosine", costs.Euclidean(1.5), lambda x, y: (x - y).abs().pow(3).sum(-1)]
+IDS = ["sqeuclidean", "cosine", "power", "callable"]
+
+
+def some_energy(cost="sqeuclidean", debias=True, **size):
+    pair = random_pair(batch=2, **size)
+    energy = make_energy(pair.points, pair.nodes, 0.4, pair.point_masses, pair.masses, cost, debias)
+    return energy, energy.evaluate(pair.points)
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("cost", COSTS, ids=IDS)
+def test_hessian_is_the_derivative_of_the_gradient(cost, debias):
+    energy, here = some_energy(cost, debias)
+    direction = torch.randn(here.points.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = hessian.hessian(energy, here)
+    step = 1e-5
+    ahead, behind = (energy.evaluate(here.points + s * direction).gradient for s in (step, -step))
+    expected = (ahead - behind) / (2 * step)
+    by_matrix = (found.matrix @ direction.flatten(1).unsqueeze(-1)).view_as(direction)
+    assert torch.allclose(by_matrix, expected, rtol=1e-6, atol=1e-7)
+    assert torch.allclose(found.product(direction), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_closed_form_equals_autograd(debias):
+    energy, here = some_energy(debias=debias)
+    points = here.points.clone().requires_grad_()
+    by_autograd = hessian.dense_by_autograd(energy.gradient(points, here), points)
+    assert torch.allclose(hessian.squared_euclidean_hessian(energy, here), by_autograd, atol=1e-10)
+
+
+def test_conjugate_gradients_replace_the_matrix_where_it_is_too_large(monkeypatch):
+    energy, here = some_energy()
+    dense = hessian.hessian(energy, here)
+    monkeypatch.setattr(hessian, "DIRECT_LIMIT", 3)
+    large = hessian.hessian(energy, here)
+    assert large.matrix is None
+    shift = 3 * dense.unit
+    for one, other in zip(dense.solve(here.gradient, shift), large.solve(here.gradient, shift), strict=True):
+        assert torch.allclose(one.double(), other.double(), atol=1e-9)
+
+
+def diagonal_hessian(*values):
+    """A Hessian of one point with given eigenvalues, and a rotation to make it less trivial."""
+    size = len(values)
+    rotation = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(0)).double())[0]
+    matrix = (rotation @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ rotation.T).unsqueeze(0)
+    product = hessian._matrix_product(matrix)
+    return Hessian(matrix, product, torch.ones(1, 1, dtype=torch.float64)), rotation
+
+
+def test_newton_step_is_exact_minimum_norm_or_refused():
+    right = torch.tensor([[[1.0, -2.0, 0.5]]], dtype=torch.float64)
+    regular, rotation = diagonal_hessian(1.0, 2.0, 3.0)
+    step, definite, singular = regular.newton(right)
+    assert torch.allclose(regular.product(step), right) and definite and not singular
+
+    flat, rotation = diagonal_hessian(1.0, 2.0, 0.0)
+    step, definite, singular = flat.newton(right)
+    assert definite and singular
+    pseudo = torch.linalg.pinv(flat.matrix[0], hermitian=True) @ right.flatten()
+    assert torch.allclose(step.flatten(), pseudo, atol=1e-12)
+
+    saddle, _ = diagonal_hessian(1.0, 2.0, -0.5)
+    assert not saddle.newton(right)[1]
+
+
+def test_conjugate_gradients_reach_the_minimum_norm_solution_and_notice_negative_curvature():
+    flat, rotation = diagonal_hessian(1.0, 2.0, 0.0)
+    image = flat.product(torch.tensor([[[0.3, 1.0, -1.0]]], dtype=torch.float64))
+    solution, definite = conjugate_gradients(flat.product, image, flat.unit)
+    assert definite
+    assert torch.allclose(solution.flatten(), torch.linalg.pinv(flat.matrix[0]) @ image.flatten(), atol=1e-10)
+    saddle, _ = diagonal_hessian(1.0, 2.0, -0.5)
+    anything = torch.tensor([[[0.3, 1.0, -1.0]]], dtype=torch.float64)
+    assert not conjugate_gradients(saddle.product, anything, saddle.unit)[1]

@@ -2,8 +2,9 @@
 
     python benchmarks/fidelity.py [--engine torch] [--count 188] [--time 200]
 
-The reference is the flow itself in plain Euler steps of 1/16, followed until the gradient is below 1e-7 R or for the time
-given, and polished there to a Newton step of 1e-9 R. A graph is in the right basin if no coordinate differs by 1e-3 R.
+The reference is the flow itself in plain Euler steps of 1/16, followed until the gradient is below 1e-7 R or for the
+time given, and polished there to a Newton step of 1e-9 R. A graph is in the right basin if no coordinate differs by
+1e-3 R.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ one (whose matrix products round differently): so its result has the same bits w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ class Problem:
     """Everything that defines the pooled points of a batch, in the solver's precision and frame.
 
     Attributes:
-        clouds: the graphs, none of them empty.
+        clouds: the graphs.
         start: X^(0) of each, ``(B, M, D)``.
         point_masses: a, ``(M,)``.
         epsilon: ``(B,)``.
@@ -44,6 +44,10 @@ class Problem:
     epsilon: Tensor
     geometry: Geometry
     debias: bool
+
+    def select(self, graphs: Tensor) -> Problem:
+        """The problem of some graphs, in the order given, ``(K,)`` int64."""
+        return replace(self, clouds=self.clouds.select(graphs), start=self.start[graphs], epsilon=self.epsilon[graphs])
 
 
 class Bucket(NamedTuple):

@@ -82,7 +82,6 @@ def evaluate(
     Every fold is kept as it comes. Killed and started again, the same command goes on where it was.
     """
     with plain_errors():
-        from flowpool.lab.backbones import check_backbone
         from flowpool.lab.evaluate import ERRICA_GRID, PAPER_GRID, Configuration, Grid, make_tasks
         from flowpool.lab.evaluate import evaluate as compute
         from flowpool.lab.model import Shape
@@ -96,7 +95,6 @@ def evaluate(
             _listed(learning_rate, float, "learning-rate") or default.learning_rates,
             default.stop_on,
         )
-        check_backbone(backbone, propagation or ("normalised" if backbone == "sgc" else None))
         configuration = Configuration(
             dataset,
             None if data is None else str(data),
@@ -113,7 +111,7 @@ def evaluate(
         folder = out or Path("runs") / _folder_name(identity)
         store = Store(folder, identity)
         done = len(store.load_all(tasks))
-        workers = jobs if jobs is not None else len(os.sched_getaffinity(0))
+        workers = jobs if jobs is not None else _num_cores()
         if workers < 1:
             raise ValueError(f"--jobs is {workers}; at least 1 is needed.")
     from concurrent.futures.process import BrokenProcessPool
@@ -265,6 +263,11 @@ def _console() -> Any:
 
     # Into a file or pipe, a table is not folded to the width of a terminal that is not there.
     return Console() if sys.stdout.isatty() else Console(width=140)
+
+
+def _num_cores() -> int:
+    """Cores that this process may use, where the system tells, else all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _listed(text: str | None, convert: Callable[[str], Value], option: str) -> tuple[Value, ...]:

@@ -32,6 +32,7 @@ _GAMMA = 1 - 1 / math.sqrt(2)  # makes Rosenbrock 2 L-stable
 _SLOW = 3.0  # implicit step length from which Newton may be tried
 _NEAR = 0.1  # longest Newton step (rms, in units of R) that is trusted to stay in the basin
 _PROGRESS = 0.3  # factor by which a Newton step must reduce the gradient
+_TINY, _TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly, as it does at merging points
 _TIGHTEST = 1e-13  # marginal error of the inner problems at the end
 
 T = TypeVar("T")
@@ -212,7 +213,8 @@ def _jump(
         return here, wanted, nothing
     target = torch.where(wanted[:, None, None], here.points - newton, here.points)
     there = energy.evaluate(target, here, _inner_tolerance(energy, here, tolerance))
-    accepted = arrived | near & (_norm(there.gradient) < _PROGRESS * _norm(here.gradient))
+    progress = torch.where(_norm(newton) < _TINY * energy.scales.radius, _TINY_PROGRESS, _PROGRESS)
+    accepted = arrived | near & (_norm(there.gradient) < progress * _norm(here.gradient))
     rest = _norm(curvature.newton(there.gradient)[0]) / energy.scales.radius
     return _merge(accepted, there, here), accepted, torch.where(accepted, rest, nothing)
 
@@ -259,7 +261,7 @@ def _distance(energy: Energy, curvature: Hessian, here: Evaluation, wanted: Tens
 
 def _inner_tolerance(energy: Energy, here: Evaluation, tolerance: float) -> Tensor:
     """Marginal error that a Newton step can afford: quadratic in the gradient, and far below what is asked for."""
-    least = max(min(1e-9, 1e-4 * tolerance), _TIGHTEST)
+    least = max(min(1e-11, 1e-6 * tolerance), _TIGHTEST)
     return (0.01 * (_norm(here.gradient) / energy.scales.radius).square()).clamp(least, 1e-6)
 
 

@@ -1,30 +1,32 @@
 """FlowPool as a function: node features in, M points per graph out (sections 5 to 8 of the paper).
 
-:func:`flow_pool` checks its input, brings every graph into a frame of its own (mean zero, variance one), lets an
-engine find the stationary points there, and maps them back. Mean, scale and epsilon are ordinary differentiable
-tensors; only the map from the framed cloud to its pooled points has a derivative of its own, from the optimality
-condition.
+:func:`flow_pool` checks its input, brings every graph into its frame, lets an engine find the stationary points there,
+and maps them back. Only the map from the framed cloud to its stationary points has a derivative of its own, from the
+optimality condition; everything around it is left to autograd.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flowpool import batching, costs, references, sinkhorn
+from flowpool import batching, costs, engines, references
 from flowpool.batching import Problem
 from flowpool.costs import Cost, CostFunction, Geometry
+from flowpool.engines import Engine
 from flowpool.flow import Flowed
+from flowpool.frame import make_frame
 from flowpool.measures import Clouds, check_features, make_clouds, require_like
+from flowpool.record import BackwardReport, Pooled
 from flowpool.status import Status
 
-_POINTLESS = 1e-13  # spread of a cloud, relative to its largest entry, below which it is one point
+__all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
+
 _UNROLLED_STEP = 0.25
 
 
@@ -55,115 +57,6 @@ class Options:
             )
         if not self.ridge >= 0 or not math.isfinite(self.ridge):
             raise ValueError(f"ridge is {self.ridge}; pass a value >= 0.")
-
-
-class BackwardReport:
-    """Quality of the last backward pass, per graph.
-
-    Attributes:
-        residual: of the linear solve, ``(B,)``; ``None`` before the first backward pass.
-        damped: whether the Hessian was singular, so that the minimum-norm gradient was taken, ``(B,)`` bool.
-    """
-
-    def __init__(self) -> None:
-        self.residual: Tensor | None = None
-        self.damped: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """Pooled points of a batch of B graphs, and how well they were found.
-
-    Attributes:
-        points: X*, ``(B, M, D)``; zeros for an empty graph, NaN for one with non-finite features.
-        residual: length of the Newton step left at X*, relative to the graph's scale R, ``(B,)``.
-        steps: ``(B,)``.
-        status: :class:`Status` codes, ``(B,)`` int8.
-        backward: filled by the backward pass.
-    """
-
-    points: Tensor
-    residual: Tensor
-    steps: Tensor
-    status: Tensor
-    backward: BackwardReport
-    _frame: _Frame = field(repr=False)
-    _solution: _Solution | None = field(repr=False)
-
-    @property
-    def converged(self) -> Tensor:
-        """Stationary to the tolerance, or empty, ``(B,)`` bool."""
-        good = torch.tensor([s.value for s in Status if s.converged], device=self.status.device)
-        return torch.isin(self.status, good)
-
-    @cached_property
-    def divergence(self) -> Tensor:
-        """S_eps(X*, Y), what pooling lost, ``(B,)``; computed when first asked for.
-
-        It includes the transport of each node cloud to itself, whose cost grows with the square of its size. Zero for
-        graphs without nodes or with one distinct node, NaN where the points are.
-        """
-        frame = self._frame
-        result = torch.where(frame.bad, torch.nan, torch.zeros_like(frame.scale))
-        if self._solution is None:
-            return result
-        return result.index_copy(0, frame.solvable, self._solution.divergence() * frame.cost_unit)
-
-    def plan(self, graph: int) -> Tensor:
-        """The optimal coupling of one graph, ``(M, N_g)``: how much of each node went to each point."""
-        frame = self._frame
-        num_graphs = self.points.shape[0]
-        if not -num_graphs <= graph < num_graphs:
-            raise IndexError(f"graph {graph} of a batch of {num_graphs}.")
-        graph %= num_graphs
-        _, masses = frame.clouds.cloud(graph)
-        place = (frame.solvable == graph).nonzero()
-        if self._solution is None or place.numel() == 0:
-            # One distinct node, or none: every point takes its share of everything.
-            value = torch.nan if bool(frame.bad[graph]) else 1.0
-            return value * frame.point_masses[:, None] * masses
-        return self._solution.plan(int(place))
-
-
-class _Frame(NamedTuple):
-    """The batch as the solver sees it, and the way back."""
-
-    clouds: Clouds  # framed, all graphs
-    point_masses: Tensor  # (M,)
-    mean: Tensor  # (B, D)
-    scale: Tensor  # (B,)
-    epsilon: Tensor  # (B,)
-    start: Tensor  # (B, M, D)
-    empty: Tensor  # (B,) bool
-    bad: Tensor  # (B,) bool, non-finite features
-    solvable: Tensor  # (K,) int64, graphs that need the flow
-    cost_unit: Tensor  # (K,), what one unit of cost in the frame is outside
-
-
-@dataclass(frozen=True)
-class _Solution:
-    """What the plans and the divergence of the solvable graphs are computed from."""
-
-    problem: Problem
-    ended: Flowed
-
-    def plan(self, place: int) -> Tensor:
-        nodes, masses = (x.unsqueeze(0) for x in self.problem.clouds.cloud(place))
-        cost = self.problem.geometry.matrix(self.ended.points[place : place + 1], nodes)
-        epsilon, a = self.problem.epsilon[place : place + 1], self.problem.point_masses.unsqueeze(0)
-        return sinkhorn.solve(cost, a, masses, epsilon, self.ended.potential[place : place + 1]).plan[0]
-
-    @torch.no_grad()
-    def divergence(self) -> Tensor:
-        result = torch.zeros_like(self.problem.epsilon)
-        for bucket in batching.buckets(replace(self.problem, debias=True)):
-            energy, points = bucket.energy, self.ended.points[bucket.graphs]
-            here = energy.evaluate_from(points, self.ended.potential[bucket.graphs], None)
-            own = energy.geometry.matrix(energy.nodes, energy.nodes)
-            nodes = sinkhorn.solve_self(own, energy.masses, energy.epsilon)
-            value = energy.value(points, here) - nodes.value(energy.masses) / 2
-            result = result.index_copy(0, bucket.graphs, value)
-        return result
 
 
 def flow_pool(
@@ -232,59 +125,43 @@ def flow_pool(
         _check_symmetry(ground, reference)
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
         clouds = make_clouds(nodes.to(precision), batch, ptr, masses, dim_size)
-        weights = _checked_point_masses(point_masses, reference).to(precision)
         geometry = costs.bind(ground, precision, nodes.device)
+        weights = _checked_point_masses(point_masses, reference).to(precision)
         level = _checked_epsilon(epsilon, clouds, precision)
-        frame = _make_frame(clouds, geometry, weights, level, reference.to(precision), relative)
-        return _pool(frame, geometry, options, nodes.dtype)
+        frame = make_frame(clouds, geometry, level, reference.to(precision), relative)
+        problem = Problem(frame.clouds, frame.start, weights, frame.epsilon, geometry, debias)
+        report = BackwardReport()
+        ended = _stationary(problem, frame.solvable, options, report)
+        points = frame.outside(ended.points).to(nodes.dtype)
+    with torch.no_grad():
+        status = torch.where(frame.empty, Status.EMPTY.value, _status_of(ended, options.tolerance))
+        finite = points.detach().flatten(1).isfinite().all(1)
+        status = torch.where(finite, status, Status.NONFINITE.value)
+        status = torch.where(frame.broken, Status.NONFINITE_INPUT.value, status).to(torch.int8)
+        residual = torch.where(frame.broken, torch.nan, ended.residual)
+    plain = replace(frame, **{name: getattr(frame, name).detach() for name in ("mean", "scale", "epsilon")})
+    plain = replace(plain, clouds=_detached(problem).clouds)
+    record = Flowed(*(x.detach() for x in ended))
+    return Pooled(points, residual, ended.steps, status, report, plain, _detached(problem), record)
 
 
-def _pool(frame: _Frame, geometry: Geometry, options: Options, dtype: torch.dtype) -> Pooled:
-    """Solves the graphs that need it and puts all rows together."""
-    num_graphs, num_points = frame.start.shape[:2]
-    blank = torch.zeros_like(frame.scale)
-    residual, steps = torch.where(frame.bad, torch.nan, blank), blank.long()
-    status = torch.where(frame.bad, Status.NONFINITE_INPUT.value, torch.where(frame.empty, Status.EMPTY.value, 0))
-    report = BackwardReport()
-    # A graph with one distinct node is pooled to copies of it; an empty one has mean zero.
-    rows = torch.where(frame.bad[:, None], torch.nan, frame.mean)
-    points = rows.unsqueeze(1).expand(num_graphs, num_points, rows.shape[1])
-    solution = None
-    if frame.solvable.numel():
-        chosen = frame.solvable
-        problem = Problem(
-            frame.clouds.select(chosen),
-            frame.start[chosen],
-            frame.point_masses,
-            frame.epsilon[chosen],
-            geometry,
-            options.debias,
-        )
-        ended = _stationary(problem, options, report, chosen, num_graphs)
-        outside = frame.mean[chosen, None] + frame.scale[chosen, None, None] * ended.points
-        points = points.index_copy(0, chosen, outside)
-        residual = residual.index_copy(0, chosen, ended.residual)
-        steps = steps.index_copy(0, chosen, ended.steps)
-        status = status.index_copy(0, chosen, _status_of(ended, options.tolerance))
-        solution = _Solution(_detached(problem), Flowed(*(x.detach() for x in ended)))
-    points = points.to(dtype)
-    finite = points.detach().flatten(1).isfinite().all(1)
-    status = torch.where(finite | frame.bad, status, Status.NONFINITE.value)
-    frame = frame._replace(clouds=_detached_clouds(frame.clouds))
-    return Pooled(points, residual, steps, status.to(torch.int8), report, frame, solution)
-
-
-def _stationary(problem: Problem, options: Options, report: BackwardReport, chosen: Tensor, num_graphs: int) -> Flowed:
-    """The end of the flow with ``points`` differentiable in every tensor of the problem."""
+def _stationary(problem: Problem, solvable: Tensor, options: Options, report: BackwardReport) -> Flowed:
+    """The end of the flow, with ``points`` differentiable in every tensor of the problem; zeros where not solvable."""
     if options.gradient == "unrolled":
+        if options.engine == "compiled":
+            raise ValueError(
+                "gradient='unrolled' records the steps with autograd; the compiled engine cannot. Use 'torch'."
+            )
         step_size = _UNROLLED_STEP if options.step_size is None else options.step_size
-        points, steps = batching.unrolled(problem, step_size, options.max_steps, options.tolerance)
-        here = replace(problem, start=points.detach())
+        chosen = solvable.nonzero().squeeze(-1)
+        part = problem.select(chosen)
+        points, steps = batching.unrolled(part, step_size, options.max_steps, options.tolerance)
         # What is left at the end of the recorded steps: judged there, without moving.
-        ended = batching.judge(here)
-        return ended._replace(points=points, steps=steps)
+        judged = batching.judge(replace(_detached(part), start=points.detach()))
+        return engines.spread(judged._replace(points=points, steps=steps), chosen, problem.start)
+    engine = engines.choose(options.engine, problem, options.step_size)
     names = [name for name, value in problem.geometry.tensors.items() if value.requires_grad]
-    call = _Call(_detached(problem), options, names, report, chosen, num_graphs)
+    call = _Call(_detached(problem), solvable, options, engine, names, report)
     clouds = problem.clouds
     inputs = (clouds.nodes, clouds.masses, problem.point_masses, problem.epsilon)
     return Flowed(*_Implicit.apply(call, *inputs, *(problem.geometry.tensors[name] for name in names)))
@@ -294,11 +171,11 @@ class _Call(NamedTuple):
     """What the autograd function needs besides differentiable tensors."""
 
     problem: Problem  # without autograd history
+    solvable: Tensor
     options: Options
+    engine: Engine
     names: list[str]  # of the cost parameters that follow the other inputs
     report: BackwardReport
-    chosen: Tensor
-    num_graphs: int
 
 
 class _Implicit(torch.autograd.Function):
@@ -307,7 +184,7 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *inputs: Tensor) -> tuple[Tensor, ...]:
         options = call.options
-        ended = batching.solve(call.problem, options.tolerance, options.max_steps, options.step_size)
+        ended = call.engine.solve(call.problem, call.solvable, options.tolerance, options.max_steps, options.step_size)
         ctx.call = call
         ctx.save_for_backward(*inputs, *ended)
         ctx.mark_non_differentiable(*ended[1:])
@@ -324,11 +201,8 @@ class _Implicit(torch.autograd.Function):
         names = ["nodes", "masses", "point_masses", "epsilon", *call.names]
         needed = dict(zip(names, ctx.needs_input_grad[1:], strict=True))
         wanted = {name for name, need in needed.items() if need}
-        found = batching.adjoint(call.problem, ended, upstream, call.options.ridge, wanted)
-        report, place = call.report, call.chosen
-        zeros = upstream.new_zeros(call.num_graphs)
-        report.residual = zeros.index_copy(0, place, found.residual)
-        report.damped = zeros.bool().index_copy(0, place, found.damped)
+        found = call.engine.adjoint(call.problem, call.solvable, ended, upstream, call.options.ridge, wanted)
+        call.report.residual, call.report.damped = found.residual, found.damped
         values = {"nodes": found.nodes, "masses": found.masses, "point_masses": found.point_masses}
         values |= {"epsilon": found.epsilon} | found.parameters
         return (None, *(values[name] if needed[name] else None for name in names))
@@ -340,68 +214,14 @@ def _status_of(ended: Flowed, tolerance: float) -> Tensor:
     return torch.where(ended.residual.isnan(), Status.NONFINITE.value, status)
 
 
-def _make_frame(
-    clouds: Clouds, geometry: Geometry, point_masses: Tensor, epsilon: Tensor, reference: Tensor, relative: bool
-) -> _Frame:
-    """Every graph in its own frame: mean zero and variance one where the cost allows it, else as it is."""
-    degree = geometry.cost.degree
-    empty = clouds.sizes == 0
-    broken = (~clouds.nodes.detach().isfinite()).any(-1).to(clouds.nodes.dtype)
-    bad = clouds.sum(broken) > 0
-    # Non-finite graphs leave the computation here; zeros keep their NaN out of everything that is shared.
-    nodes = torch.where(bad[clouds.batch, None], 0.0, clouds.nodes)
-    clouds = Clouds(nodes, clouds.masses, clouds.ptr)
-
-    mean = clouds.mean()
-    centred = nodes - mean[clouds.batch]
-    peak, spread = _largest(clouds, nodes), _largest(clouds, centred)
-    single = (spread <= _POINTLESS * peak) | (clouds.sizes <= 1) | empty | bad
-    unit = torch.where(spread > 0, spread, 1.0)  # squares of the features themselves could overflow
-    variance = clouds.sum(clouds.masses * (centred / unit[clouds.batch, None]).square().sum(-1))
-    single = single | ~(variance > 0)
-    scale = unit * torch.where(single, 1.0, variance).sqrt()  # (B,), R
-    if degree is None:
-        framed = Clouds(nodes, clouds.masses, clouds.ptr)
-        origin, factor = torch.zeros_like(mean), torch.ones_like(scale)
-    else:
-        framed = Clouds(centred / scale[clouds.batch, None], clouds.masses, clouds.ptr)
-        origin, factor = mean, scale
-
-    if relative:
-        # The mean cost to the mean, in the frame; for the squared Euclidean cost it is one by construction.
-        level = epsilon
-        if not geometry.is_squared_euclidean:
-            centre = ((mean - origin) / factor[:, None])[clouds.batch]
-            level = epsilon * clouds.sum(clouds.masses * geometry.pairwise(centre, framed.nodes))
-            single = single | ~(level > 0)
-        start = (mean - origin)[:, None] / factor[:, None, None] + (scale / factor)[:, None, None] * reference
-    else:
-        level = epsilon / factor.pow(degree or 0.0)
-        start = (reference - origin[:, None]) / factor[:, None, None]
-    solvable = (~single).nonzero().squeeze(-1)
-    cost_unit = factor[solvable].detach().pow(degree or 0.0)
-    back_mean = mean if degree is not None else torch.where(single[:, None], mean, torch.zeros_like(mean))
-    return _Frame(framed, point_masses, back_mean, factor, level, start.detach(), empty, bad, solvable, cost_unit)
-
-
-def _largest(clouds: Clouds, values: Tensor) -> Tensor:
-    """Largest absolute entry of each cloud, ``(B,)``; zero for an empty one."""
-    rows = values.detach().abs().amax(-1)
-    return rows.new_zeros(clouds.num_graphs).scatter_reduce(0, clouds.batch, rows, "amax")
-
-
-def _detached_clouds(clouds: Clouds) -> Clouds:
-    return Clouds(clouds.nodes.detach(), clouds.masses.detach(), clouds.ptr)
-
-
 def _detached(problem: Problem) -> Problem:
-    tensors = {name: value.detach() for name, value in problem.geometry.tensors.items()}
+    clouds, tensors = problem.clouds, problem.geometry.tensors
     return Problem(
-        _detached_clouds(problem.clouds),
+        Clouds(clouds.nodes.detach(), clouds.masses.detach(), clouds.ptr),
         problem.start,
         problem.point_masses.detach(),
         problem.epsilon.detach(),
-        Geometry(problem.geometry.cost, tensors),
+        Geometry(problem.geometry.cost, {name: value.detach() for name, value in tensors.items()}),
         problem.debias,
     )
 

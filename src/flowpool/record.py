@@ -1,0 +1,93 @@
+"""What pooling returns: points, and how well they were found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flowpool import batching, sinkhorn
+from flowpool.batching import Problem
+from flowpool.flow import Flowed
+from flowpool.frame import Frame
+from flowpool.status import Status
+
+
+class BackwardReport:
+    """Quality of the last backward pass, per graph.
+
+    Attributes:
+        residual: of the linear solve, ``(B,)``; ``None`` before the first backward pass.
+        damped: whether the Hessian was singular, so that the minimum-norm gradient was taken, ``(B,)`` bool.
+    """
+
+    def __init__(self) -> None:
+        self.residual: Tensor | None = None
+        self.damped: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Pooled points of a batch of B graphs.
+
+    Attributes:
+        points: X*, ``(B, M, D)``; zeros for an empty graph, NaN for one with non-finite features.
+        residual: length of the Newton step left at X*, relative to the graph's scale R, ``(B,)``.
+        steps: ``(B,)``.
+        status: :class:`Status` codes, ``(B,)`` int8.
+        backward: filled by the backward pass.
+    """
+
+    points: Tensor
+    residual: Tensor
+    steps: Tensor
+    status: Tensor
+    backward: BackwardReport
+    _frame: Frame = field(repr=False)
+    _problem: Problem = field(repr=False)  # of all graphs, without autograd history
+    _ended: Flowed = field(repr=False)
+
+    @property
+    def converged(self) -> Tensor:
+        """Stationary to the tolerance, or empty, ``(B,)`` bool."""
+        good = torch.tensor([s.value for s in Status if s.converged], device=self.status.device)
+        return torch.isin(self.status, good)
+
+    @cached_property
+    @torch.no_grad()
+    def divergence(self) -> Tensor:
+        """S_eps(X*, Y), what pooling lost, ``(B,)``; computed when first asked for.
+
+        It includes the transport of each node cloud to itself, whose cost grows with the square of its size. Zero for
+        graphs without nodes or with one distinct node, NaN where the points are.
+        """
+        frame = self._frame
+        result = torch.where(frame.broken, torch.nan, torch.zeros_like(frame.scale))
+        chosen = frame.solvable.nonzero().squeeze(-1)
+        for bucket in batching.buckets(replace(self._problem.select(chosen), debias=True)):
+            graphs, energy = chosen[bucket.graphs], bucket.energy
+            here = energy.evaluate_from(self._ended.points[graphs], self._ended.potential[graphs], None)
+            own = energy.geometry.matrix(energy.nodes, energy.nodes)
+            nodes = sinkhorn.solve_self(own, energy.masses, energy.epsilon).value(energy.masses)
+            value = energy.value(here.points, here) - nodes / 2
+            result = result.index_copy(0, graphs, value * frame.cost_unit[graphs])
+        return result
+
+    @torch.no_grad()
+    def plan(self, graph: int) -> Tensor:
+        """The optimal coupling of one graph, ``(M, N_g)``: how much of each of its nodes went to each point."""
+        num_graphs = self.points.shape[0]
+        if not -num_graphs <= graph < num_graphs:
+            raise IndexError(f"graph {graph} of a batch of {num_graphs}.")
+        one = slice(graph % num_graphs, graph % num_graphs + 1)
+        problem, frame = self._problem, self._frame
+        nodes, masses = (x.unsqueeze(0) for x in problem.clouds.cloud(one.start))
+        if not bool(frame.solvable[one]):
+            # One distinct node, or none: every point takes its share of everything.
+            value = torch.nan if bool(frame.broken[one]) else 1.0
+            return value * problem.point_masses[:, None] * masses[0]
+        cost = problem.geometry.matrix(self._ended.points[one], nodes)
+        weights = problem.point_masses.unsqueeze(0)
+        return sinkhorn.solve(cost, weights, masses, problem.epsilon[one], self._ended.potential[one]).plan[0]

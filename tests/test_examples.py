@@ -1,0 +1,79 @@
+"""Every example runs, and prints what its text claims."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SEEN: set[str] = set()
+
+
+def run(name: str) -> str:
+    SEEN.add(name)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    found = [float(value) for value in re.findall(pattern, text)]
+    assert found, f"{pattern!r} is not in:\n{text}"
+    return found
+
+
+def test_train_mutag_learns() -> None:
+    printed = run("train_mutag.py")
+    losses = numbers(r"loss ([\d.]+);", printed)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+    (accuracy,) = numbers(r"test accuracy ([\d.]+)", printed)
+    assert accuracy > 0.7  # two thirds of the graphs belong to the larger class
+
+
+def test_point_clouds_are_told_apart() -> None:
+    printed = run("point_clouds.py")
+    ring, disc = numbers(r"mean radius .*: ([\d.]+)", printed)
+    assert ring > disc + 0.1
+    assert numbers(r"same kind: (\d+) of 16", printed)[0] >= 14
+    shares = [int(count) for count in re.findall(r"\d+", printed.split("by each pooled point:")[1].split("]")[0])]
+    assert len(shares) == 4 and min(shares) > 0
+    assert 0 < numbers(r"S_eps = ([\d.]+)", printed)[0] < 1
+
+
+def test_node_masses_are_repetitions() -> None:
+    printed = run("node_masses.py")
+    assert max(numbers(r"(?:differ|points) by ([\de.+-]+)", printed)) < 1e-4
+    assert "appended: 6 with masses, 6 nodes without" in printed
+    before, after = numbers(r"training +([\d.]+)", printed)
+    assert after < before / 10
+
+
+def test_learned_cost_forgets_the_noise() -> None:
+    printed = run("learned_cost.py")
+    errors, weights = numbers(r"error ([\d.]+)", printed), numbers(r"noise ([\d.]+)", printed)
+    assert errors[-1] < errors[0] / 4
+    assert weights[-1] < 0.2
+
+
+def test_read_the_report_names_the_graphs() -> None:
+    printed = run("read_the_report.py")
+    assert "usual:    20 graphs: " in printed
+    assert "1 EMPTY, 1 NONFINITE_INPUT" in printed
+    assert "warning:  1 of 21 graphs are NONFINITE_INPUT (graph 3)" in printed
+    assert "not affected: 19 of 19" in printed
+    assert "NONFINITE_INPUT: graphs [3]." in printed
+    assert "EMPTY: graphs [20]." in printed
+    assert "raised:   20 of 20 graphs are MAX_STEPS" in printed
+    shares = [float(share) for share in printed.rsplit("masses [", 1)[1].split("]")[0].split(",")]
+    assert all(abs(share - 0.25) < 1e-6 for share in shares)
+
+
+def test_all_examples_are_tested() -> None:
+    tested = set(re.findall(r'run\("(\w+\.py)"\)', Path(__file__).read_text()))
+    assert tested == {path.name for path in EXAMPLES.glob("*.py")}

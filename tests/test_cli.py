@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+import flowpool
 from flowpool.cli import app
 from flowpool.lab import evaluate as lab_evaluate
 from flowpool.lab.evaluate import load_graphs
@@ -154,8 +155,8 @@ def test_help_imports_nothing_slow() -> None:
         "except SystemExit: pass\n"
         "print(sorted({'sklearn', 'matplotlib', 'torch_geometric', 'ot', 'scipy'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=dict(os.environ)
-    )
+    sources = str(Path(flowpool.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": sources}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "evaluate" in done.stdout

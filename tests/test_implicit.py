@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import random_pair
@@ -20,18 +22,28 @@ def test_product_with_the_jacobian_by_resolving_from_the_solution():
     cotangent = torch.randn(here.points.shape, generator=generator, dtype=torch.float64)
     direction = torch.randn(energy.nodes.shape, generator=generator, dtype=torch.float64)
     found, adjoint = implicit.vector_jacobian(energy, here, cotangent, 0.0, {"nodes"})
-    assert found.masses is None and found.epsilon is None and not found.parameters
     assert adjoint.residual.max() < 1e-8 and not adjoint.damped.any()
 
     def moved(step):
-        from dataclasses import replace
-
         return flow.follow(replace(energy, nodes=energy.nodes + step * direction), here.points, 1e-12, 200).points
 
     step = 1e-5
     difference = (moved(step) - moved(-step)) / (2 * step)
     expected = (cotangent * difference).sum((-1, -2))
     assert torch.allclose((found.nodes * direction).sum((-1, -2)), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_closed_form_equals_autograd():
+    energy, here = solved_problem()
+    solution = torch.randn(here.points.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    found = implicit.squared_euclidean_gradients(energy, here, solution)
+    leaves = [x.clone().requires_grad_() for x in (energy.nodes, energy.masses, energy.epsilon)]
+    traced = replace(energy, nodes=leaves[0], masses=leaves[1], epsilon=leaves[2])
+    expected = torch.autograd.grad(traced.gradient(here.points, here), leaves, -solution)
+    assert torch.allclose(found.nodes, expected[0], atol=1e-10)
+    gap = found.masses - expected[1]  # defined up to a constant per cloud
+    assert torch.allclose(gap, gap[:, :1].expand_as(gap), atol=1e-10)
+    assert torch.allclose(found.epsilon, expected[2], atol=1e-10)
 
 
 def test_direct_and_iterative_solves_agree(monkeypatch):

@@ -89,6 +89,9 @@ def evaluate(
         from flowpool.lab.results import Store
         from flowpool.lab.training import Schedule
 
+        workers = jobs if jobs is not None else _num_cores()
+        if workers < 1:
+            raise ValueError(f"--jobs is {workers}; at least 1 is needed.")
         default = PAPER_GRID if protocol == "paper" else ERRICA_GRID
         grid = Grid(
             _listed(channels, int, "channels") or default.channels,
@@ -111,9 +114,6 @@ def evaluate(
         folder = out or Path("runs") / _folder_name(identity)
         store = Store(folder, identity)
         done = len(store.load_all(tasks))
-        workers = jobs if jobs is not None else _num_cores()
-        if workers < 1:
-            raise ValueError(f"--jobs is {workers}; at least 1 is needed.")
     from concurrent.futures.process import BrokenProcessPool
 
     if done:

@@ -6,7 +6,7 @@ Both give the same answers. An engine sees all graphs of a batch in their frames
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from flowpool import batching
 from flowpool.batching import BackwardResult, Problem
 from flowpool.flow import Flowed
+from flowpool.status import Status
 
 
 class Engine(Protocol):
@@ -56,14 +57,82 @@ class TorchEngine:
         chosen = solvable.nonzero().squeeze(-1)
         part = Flowed(*(value[chosen] for value in ended))
         found = batching.adjoint(problem.select(chosen), part, cotangent[chosen], ridge, wanted)
-        own = solvable[problem.clouds.batch]
-        return found._replace(
-            nodes=problem.clouds.nodes.new_zeros(problem.clouds.nodes.shape).masked_scatter(own[:, None], found.nodes),
-            masses=problem.clouds.masses.new_zeros(problem.clouds.masses.shape).masked_scatter(own, found.masses),
-            epsilon=_rows(found.epsilon, chosen, len(solvable)),
-            residual=_rows(found.residual, chosen, len(solvable)),
-            damped=_rows(found.damped, chosen, len(solvable)),
+        return _among_all(found, problem, solvable, chosen)
+
+
+class CompiledEngine:
+    """:mod:`flowpool.compiled` on the solvable graphs.
+
+    Where a Hessian is singular its backward pass hands over to the torch engine, which has the eigenvectors.
+    """
+
+    def solve(
+        self, problem: Problem, solvable: Tensor, tolerance: float, max_steps: int, step_size: float | None
+    ) -> Flowed:
+        from flowpool.compiled import engine
+
+        chosen = solvable.nonzero().squeeze(-1)
+        part = problem.select(chosen)
+        arrays = _arrays(*_given(part), part.start, part.point_masses, part.epsilon)
+        found = engine.solve(*arrays, tolerance, max_steps, torch.get_num_threads())
+        points, potential, self_potential, residual, steps, status, singular = map(torch.from_numpy, found)
+        residual = residual.masked_fill(status == Status.NONFINITE.value, torch.nan)
+        return spread(Flowed(points, potential, self_potential, residual, steps, singular), chosen, problem.start)
+
+    def adjoint(
+        self,
+        problem: Problem,
+        solvable: Tensor,
+        ended: Flowed,
+        cotangent: Tensor,
+        ridge: float,
+        wanted: set[str],
+    ) -> BackwardResult:
+        from flowpool.compiled import engine
+
+        chosen = solvable.nonzero().squeeze(-1)
+        part = problem.select(chosen)
+        solution = (ended.points[chosen], ended.potential[chosen], ended.self_potential[chosen])
+        arrays = _arrays(*_given(part), *solution, part.point_masses, part.epsilon)
+        (upstream,) = _arrays(cotangent[chosen])
+        found = engine.adjoint(*arrays, ridge, upstream, torch.get_num_threads())
+        nodes, masses, epsilon, residual, sound = map(torch.from_numpy, found)
+        result = _among_all(
+            BackwardResult(nodes, masses, torch.zeros_like(part.point_masses), epsilon, {}, residual, ~sound),
+            problem,
+            solvable,
+            chosen,
         )
+        if bool(sound.all()):
+            return result
+        rest = TorchEngine().adjoint(problem, result.damped, ended, cotangent, ridge, wanted)
+        return result._replace(
+            nodes=result.nodes + rest.nodes,
+            masses=result.masses + rest.masses,
+            epsilon=result.epsilon + rest.epsilon,
+            residual=torch.where(result.damped, rest.residual, result.residual),
+            damped=rest.damped,
+        )
+
+
+def _given(problem: Problem) -> tuple[Tensor, ...]:
+    return problem.clouds.nodes, problem.clouds.masses, problem.clouds.ptr
+
+
+def _arrays(*tensors: Tensor) -> list[Any]:
+    return [tensor.contiguous().numpy() for tensor in tensors]
+
+
+def _among_all(found: BackwardResult, problem: Problem, solvable: Tensor, chosen: Tensor) -> BackwardResult:
+    """Gradients of some graphs among all graphs, with zeros for the others."""
+    own, clouds = solvable[problem.clouds.batch], problem.clouds
+    return found._replace(
+        nodes=torch.zeros_like(clouds.nodes).masked_scatter(own[:, None], found.nodes),
+        masses=torch.zeros_like(clouds.masses).masked_scatter(own, found.masses),
+        epsilon=_rows(found.epsilon, chosen, len(solvable)),
+        residual=_rows(found.residual, chosen, len(solvable)),
+        damped=_rows(found.damped, chosen, len(solvable)),
+    )
 
 
 def spread(ended: Flowed, chosen: Tensor, start: Tensor) -> Flowed:
@@ -80,9 +149,7 @@ def choose(name: Literal["auto", "compiled", "torch"], problem: Problem, step_si
     if name == "torch":
         return TorchEngine()
     obstacle = _obstacle(problem, step_size)
-    if obstacle is None and name == "compiled":
-        from flowpool.compiled import CompiledEngine
-
+    if obstacle is None:
         return CompiledEngine()
     if name == "compiled":
         raise ValueError(f"The compiled engine cannot be used: {obstacle}. Pass engine='torch' or 'auto'.")

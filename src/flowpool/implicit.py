@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation
 from flowpool.hessian import Hessian, conjugate_gradients, hessian
+from flowpool.sinkhorn import schur
 
 _NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correction
 _LARGE_RIDGE = 1e-12  # from here on conjugate gradients cannot leave the ridge to a fallback
@@ -78,7 +79,7 @@ def _normal_equations(curvature: Hessian, cotangent: Tensor, penalty: Tensor, sk
 
 
 class Gradients(NamedTuple):
-    """Vector-Jacobian products of the pooled points; ``None`` for what was not asked for."""
+    """Vector-Jacobian products of the pooled points; ``None`` for what was neither asked for nor had for free."""
 
     nodes: Tensor | None  # (B, N, D)
     masses: Tensor | None  # (B, N), up to a constant per cloud
@@ -100,6 +101,8 @@ def vector_jacobian(
         wanted: of ``"nodes"``, ``"masses"``, ``"point_masses"``, ``"epsilon"`` and names of cost parameters.
     """
     adjoint = solve_adjoint(hessian(energy, solved), cotangent, ridge)
+    if energy.geometry.is_squared_euclidean and energy.debias and "point_masses" not in wanted:
+        return squared_euclidean_gradients(energy, solved, adjoint.solution), adjoint
     names = ("nodes", "masses", "point_masses", "epsilon")
     leaves = {name: getattr(energy, name).detach() for name in names}
     parameters = {name: value.detach() for name, value in energy.geometry.tensors.items()}
@@ -115,6 +118,42 @@ def vector_jacobian(
     }
     nodes, masses, point_masses, epsilon = (result.pop(name, None) for name in names)
     return Gradients(nodes, masses, point_masses, epsilon, result), adjoint
+
+
+def squared_euclidean_gradients(energy: Energy, solved: Evaluation, solution: Tensor) -> Gradients:
+    r"""The products :math:`-w^\top \partial \nabla_X S` for :math:`C = |x - y|^2` in closed form, without autograd.
+
+    With the derivatives of both plans along w,
+    :math:`\dot P = P \odot (\dot f_i + \dot g_j - 2 \langle w_i, x_i - y_j\rangle) / \varepsilon` and
+    :math:`\dot Q = Q \odot (\dot h_i + \dot h_k - 2 \langle w_i - w_k, x_i - x_k\rangle) / \varepsilon`:
+
+    .. math::
+        \bar y_j = 2 \textstyle\sum_i (P_{ij} w_i + \dot P_{ij} x_i), \quad \bar b = -\dot g, \quad
+        \bar\varepsilon = \tfrac1\varepsilon (\langle \dot P, C\rangle - \tfrac12 \langle \dot Q, D\rangle)
+    """
+    assert solved.xx is not None  # noqa: S101 - the energy is debiased
+    points, nodes, epsilon = solved.points, energy.nodes, energy.epsilon[:, None, None]
+    plan, conditional, self_plan = solved.xy.plan, solved.xy.conditional, solved.xx.plan
+
+    change = 2 * ((solution * points).sum(-1, keepdim=True) - solution @ nodes.transpose(-1, -2))  # (B, M, N), dC
+    column = (conditional * change).sum(-2)  # (B, N)
+    right = (plan * (change - column.unsqueeze(-2))).sum(-1, keepdim=True)
+    first = torch.cholesky_solve(right, torch.linalg.cholesky_ex(schur(solved.xy))[0])  # (B, M, 1), df
+    second = column - (conditional * first).sum(-2)  # (B, N), dg
+    plan_change = plan * (first + second.unsqueeze(-2) - change) / epsilon
+
+    cross = solution @ points.transpose(-1, -2)
+    own = cross.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    self_change = 2 * (own + own.transpose(-1, -2) - cross - cross.transpose(-1, -2))  # (B, M, M), dD
+    matrix = torch.diag_embed(energy.point_masses) + self_plan
+    right = (self_plan * self_change).sum(-1, keepdim=True)
+    shift = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix)[0])  # (B, M, 1), dh
+    self_plan_change = self_plan * (shift + shift.transpose(-1, -2) - self_change) / epsilon
+
+    to_nodes = 2 * (plan.transpose(-1, -2) @ solution + plan_change.transpose(-1, -2) @ points)
+    self_cost = energy.geometry.matrix(points, points)
+    work = (plan_change * solved.cost).sum((-1, -2)) - (self_plan_change * self_cost).sum((-1, -2)) / 2
+    return Gradients(to_nodes, -second, None, work / energy.epsilon, {})
 
 
 def _norm(value: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from flowpool import flow, flow_pool
 from flowpool.batching import Problem, buckets
 from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.divergence import Energy
-from flowpool.measures import Clouds, make_clouds
+from flowpool.measures import make_clouds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers import mutag_clouds  # noqa: E402
@@ -55,7 +55,7 @@ def main() -> None:
     clouds = make_clouds(features, batch)
     centred = clouds.nodes - clouds.mean()[clouds.batch]
     radius = clouds.sum(clouds.masses * centred.square().sum(-1)).sqrt()
-    framed = Clouds(centred / radius[clouds.batch, None], clouds.masses, clouds.ptr)
+    framed = clouds.moved(centred / radius[clouds.batch, None])
     print(f"MUTAG, {options.count} graphs, d={dim}, M=5, reference N(0, 1), engine {options.engine}")
     for level in (1.0, 0.3, 0.1):
         began = time.process_time()

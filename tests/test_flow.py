@@ -6,7 +6,7 @@ from flowpool import flow, references
 from flowpool.batching import Problem, buckets
 from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.divergence import make_energy
-from flowpool.measures import Clouds, make_clouds
+from flowpool.measures import make_clouds
 
 
 def fine_flow(energy, start, time, step=1 / 16):
@@ -21,7 +21,7 @@ def fine_flow(energy, start, time, step=1 / 16):
 def standardised(clouds):
     centred = clouds.nodes - clouds.mean()[clouds.batch]
     variance = clouds.sum(clouds.masses * centred.square().sum(-1))
-    return Clouds(centred / variance.sqrt()[clouds.batch, None], clouds.masses, clouds.ptr)
+    return clouds.moved(centred / variance.sqrt()[clouds.batch, None])
 
 
 @pytest.mark.parametrize("level", [0.3, 0.1])

@@ -5,6 +5,7 @@ Both give the same answers. An engine sees all graphs of a batch in their frames
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
@@ -15,6 +16,11 @@ from flowpool import batching
 from flowpool.batching import BackwardResult, Problem
 from flowpool.flow import Flowed
 from flowpool.status import Status
+
+HAS_NUMBA = find_spec("numba") is not None
+NO_NUMBA = "numba is not installed"
+_log = logging.getLogger("flowpool")
+_said: set[str] = set()
 
 
 class Engine(Protocol):
@@ -153,6 +159,9 @@ def choose(name: Literal["auto", "compiled", "torch"], problem: Problem, step_si
         return CompiledEngine()
     if name == "compiled":
         raise ValueError(f"The compiled engine cannot be used: {obstacle}. Pass engine='torch' or 'auto'.")
+    if obstacle == NO_NUMBA and obstacle not in _said:
+        _said.add(obstacle)
+        _log.warning("numba is not installed: pooling with the torch engine, which gives the same points more slowly.")
     return TorchEngine()
 
 
@@ -168,6 +177,6 @@ def _obstacle(problem: Problem, step_size: float | None) -> str | None:
         return "it chooses its steps itself (step_size is given)"
     if problem.point_masses.requires_grad and torch.is_grad_enabled():
         return "it gives no gradient in point_masses"
-    if find_spec("numba") is None:
-        return "numba is not installed"
+    if not HAS_NUMBA:
+        return NO_NUMBA
     return None

@@ -67,7 +67,7 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
     broken = clouds.sum((~clouds.nodes.detach().isfinite()).any(-1).to(clouds.masses.dtype)) > 0
     # Broken graphs leave the computation here; zeros keep their NaN out of everything that is shared.
     nodes = torch.where(broken[clouds.batch, None], 0.0, clouds.nodes)
-    clouds = Clouds(nodes, clouds.masses, clouds.ptr)
+    clouds = clouds.moved(nodes)
 
     mean = clouds.mean()
     centred = nodes - mean[clouds.batch]
@@ -80,7 +80,7 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
     if degree is None:
         framed, origin, scale = clouds, torch.zeros_like(mean), torch.ones_like(radius)
     else:
-        framed = Clouds(centred / radius[clouds.batch, None], clouds.masses, clouds.ptr)
+        framed = clouds.moved(centred / radius[clouds.batch, None])
         origin, scale = mean, radius
     centre, size = (mean - origin) / scale.unsqueeze(-1), radius / scale  # of the graph in its frame
 

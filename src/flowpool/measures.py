@@ -8,7 +8,6 @@ another one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,24 +21,30 @@ class Clouds:
         nodes: Y of all graphs, sorted by graph, ``(N, D)``.
         masses: b, non-negative, summing to one in every graph that has nodes, ``(N,)``.
         ptr: offsets, graph g owns the nodes ``ptr[g]:ptr[g + 1]``, ``(B + 1,)`` int64.
+        batch: graph of each node, ``(N,)``.
     """
 
     nodes: Tensor
     masses: Tensor
     ptr: Tensor
+    batch: Tensor
+
+    @staticmethod
+    def from_ptr(nodes: Tensor, masses: Tensor, ptr: Tensor) -> Clouds:
+        graphs = torch.arange(ptr.numel() - 1, device=ptr.device)
+        return Clouds(nodes, masses, ptr, graphs.repeat_interleave(ptr.diff(), output_size=nodes.shape[0]))
+
+    def moved(self, nodes: Tensor) -> Clouds:
+        """The same masses at other places."""
+        return Clouds(nodes, self.masses, self.ptr, self.batch)
 
     @property
     def num_graphs(self) -> int:
         return self.ptr.numel() - 1
 
-    @cached_property
+    @property
     def sizes(self) -> Tensor:
         return self.ptr.diff()  # (B,)
-
-    @cached_property
-    def batch(self) -> Tensor:
-        graphs = torch.arange(self.num_graphs, device=self.ptr.device)
-        return graphs.repeat_interleave(self.sizes, output_size=self.nodes.shape[0])  # (N,)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum of a value per node ``(N, ...)`` over each graph ``(B, ...)``."""
@@ -56,7 +61,8 @@ class Clouds:
         ptr = _offsets(sizes)
         start = (self.ptr[graphs] - ptr[:-1]).repeat_interleave(sizes)
         index = start + torch.arange(start.numel(), device=start.device)
-        return Clouds(self.nodes[index], self.masses[index], ptr)
+        batch = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+        return Clouds(self.nodes[index], self.masses[index], ptr, batch)
 
     def cloud(self, graph: int) -> tuple[Tensor, Tensor]:
         """Nodes ``(N_g, D)`` and masses ``(N_g,)`` of one graph."""
@@ -85,42 +91,47 @@ def make_clouds(
         :class:`Clouds`; gradients flow back to ``nodes`` and ``masses`` in the caller's order.
     """
     check_features(nodes)
-    num_nodes = nodes.shape[0]
+    if masses is not None:
+        if not isinstance(masses, Tensor):
+            raise TypeError(f"masses is a {type(masses).__name__}; pass a tensor of shape (num_nodes,), or None.")
+        require_like(masses, nodes, "masses")
+    if torch.compiler.is_compiling() and num_graphs is not None and not (batch is None and ptr is None):
+        offsets, order = torch.ops.flowpool.arrange(batch, ptr, masses, nodes.shape[0], num_graphs)
+    else:
+        offsets, order = arrange_nodes(batch, ptr, masses, nodes.shape[0], num_graphs)
+        offsets, order = offsets.to(nodes.device), None if order is None else order.to(nodes.device)
+    weights = nodes.new_ones(nodes.shape[0]) if masses is None else masses
+    if order is not None:
+        nodes, weights = nodes[order], weights[order]
+    clouds = Clouds.from_ptr(nodes, weights, offsets)
+    return Clouds(nodes, weights / clouds.sum(weights)[clouds.batch], offsets, clouds.batch)
+
+
+def arrange_nodes(
+    batch: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_nodes: int, num_graphs: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """Offsets of the graphs and the stable order that sorts the nodes (``None``: sorted already), after all checks."""
     if num_graphs is not None and num_graphs < 0:
         raise ValueError(f"dim_size is {num_graphs}; the number of graphs cannot be negative.")
     order = None
     if ptr is not None:
-        ptr = _checked_ptr(ptr, num_nodes, num_graphs).to(nodes.device)
+        offsets = _checked_ptr(ptr, num_nodes, num_graphs)
         if batch is not None:
-            _check_agreement(_checked_index(batch, num_nodes, ptr.numel() - 1), ptr)
+            _check_agreement(_checked_index(batch, num_nodes, offsets.numel() - 1), offsets)
     elif batch is not None:
         index = _checked_index(batch, num_nodes, num_graphs)
         found = int(index.max()) + 1 if num_nodes else 0
-        sizes = torch.bincount(index, minlength=found if num_graphs is None else num_graphs)
-        ptr = _offsets(sizes).to(nodes.device)
+        offsets = _offsets(torch.bincount(index, minlength=found if num_graphs is None else num_graphs))
         if num_nodes and bool((index.diff() < 0).any()):
-            order = index.argsort(stable=True).to(nodes.device)
+            order = index.argsort(stable=True)
     else:
         if num_graphs not in (None, 1):
             raise ValueError(f"dim_size is {num_graphs}, but without batch or ptr all nodes form one graph.")
-        ptr = torch.tensor([0, num_nodes], device=nodes.device)
-
-    if masses is None:
-        weights = nodes.new_ones(num_nodes)
-    else:
-        _check_masses(masses, nodes)
-        weights = masses
-    if order is not None:
-        nodes, weights = nodes[order], weights[order]
-    clouds = Clouds(nodes, weights, ptr)
-    total = clouds.sum(weights)  # (B,)
-    if masses is not None and bool(((total <= 0) & (clouds.sizes > 0)).any()):
-        graph = int(((total <= 0) & (clouds.sizes > 0)).nonzero()[0])
-        raise ValueError(
-            f"All masses of graph {graph} are zero. Give at least one of its nodes a positive mass, "
-            "or leave the graph's nodes out to pool it as an empty graph."
-        )
-    return Clouds(nodes, weights / total[clouds.batch], ptr)
+        offsets = torch.tensor([0, num_nodes])
+    if masses is not None:
+        _check_masses(masses, num_nodes)
+        _check_totals(masses if order is None else masses[order.to(masses.device)], offsets)
+    return offsets, order
 
 
 def check_features(nodes: Tensor) -> None:
@@ -200,12 +211,21 @@ def _check_agreement(index: Tensor, ptr: Tensor) -> None:
         )
 
 
-def _check_masses(masses: Tensor, nodes: Tensor) -> None:
-    if not isinstance(masses, Tensor):
-        raise TypeError(f"masses is a {type(masses).__name__}; pass a tensor of shape (num_nodes,), or None.")
-    if masses.shape != nodes.shape[:1]:
-        raise ValueError(f"masses has shape {tuple(masses.shape)}; expected ({nodes.shape[0]},), one mass per node.")
-    require_like(masses, nodes, "masses")
+def _check_totals(masses: Tensor, offsets: Tensor) -> None:
+    sizes = offsets.diff().to(masses.device)
+    graph = torch.arange(len(sizes), device=masses.device).repeat_interleave(sizes)
+    total = masses.detach().new_zeros(len(sizes)).index_add(0, graph, masses.detach())
+    weightless = (total <= 0) & (sizes > 0)
+    if bool(weightless.any()):
+        raise ValueError(
+            f"All masses of graph {int(weightless.nonzero()[0])} are zero. Give at least one of its nodes a positive "
+            "mass, or leave the graph's nodes out to pool it as an empty graph."
+        )
+
+
+def _check_masses(masses: Tensor, num_nodes: int) -> None:
+    if masses.shape != (num_nodes,):
+        raise ValueError(f"masses has shape {tuple(masses.shape)}; expected ({num_nodes},), one mass per node.")
     finite = masses.detach().isfinite()
     if not bool(finite.all()):
         node = int((~finite).nonzero()[0])

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flowpool import batching, costs, engines, references
+from flowpool import batching, costs, engines, ops, references
 from flowpool.batching import Problem
 from flowpool.costs import Cost, CostFunction, Geometry
 from flowpool.engines import Engine
 from flowpool.flow import Flowed
 from flowpool.frame import make_frame
 from flowpool.measures import Clouds, check_features, make_clouds, require_like
-from flowpool.record import BackwardReport, Pooled
+from flowpool.record import BackwardReport, Pooled, Solution
 from flowpool.status import Status
 
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
@@ -114,7 +114,7 @@ def flow_pool(
     """
     options = Options(debias, gradient, tolerance, max_steps, step_size, ridge, engine)
     check_features(nodes)
-    references.check(reference, nodes.shape[1])
+    references.check(reference, nodes.shape[1], values=not torch.compiler.is_compiling())
     require_like(reference, nodes, "reference")
     ground = costs.resolve(cost)
     precision = torch.float32 if nodes.device.type == "mps" else torch.float64
@@ -139,10 +139,8 @@ def flow_pool(
         status = torch.where(finite, status, Status.NONFINITE.value)
         status = torch.where(frame.broken, Status.NONFINITE_INPUT.value, status).to(torch.int8)
         residual = torch.where(frame.broken, torch.nan, ended.residual)
-    plain = replace(frame, **{name: getattr(frame, name).detach() for name in ("mean", "scale", "epsilon")})
-    plain = replace(plain, clouds=_detached(problem).clouds)
-    record = Flowed(*(x.detach() for x in ended))
-    return Pooled(points, residual, ended.steps, status, report, plain, _detached(problem), record)
+    behind = Solution(_detached(problem), Flowed(*(x.detach() for x in ended)), frame.solvable, frame.cost_unit)
+    return Pooled(points, residual, ended.steps, status, report, behind)
 
 
 def _stationary(problem: Problem, solvable: Tensor, options: Options, report: BackwardReport) -> Flowed:
@@ -160,6 +158,11 @@ def _stationary(problem: Problem, solvable: Tensor, options: Options, report: Ba
         judged = batching.judge(replace(_detached(part), start=points.detach()))
         return engines.spread(judged._replace(points=points, steps=steps), chosen, problem.start)
     engine = engines.choose(options.engine, problem, options.step_size)
+    if torch.compiler.is_compiling() and isinstance(engine, engines.CompiledEngine):
+        clouds = problem.clouds
+        weights, level = problem.point_masses, problem.epsilon
+        given = (clouds.nodes, clouds.masses, clouds.ptr, solvable, problem.start, weights, level)
+        return Flowed(*ops.solve(*given, options.tolerance, options.max_steps, options.ridge))
     names = [name for name, value in problem.geometry.tensors.items() if value.requires_grad]
     call = _Call(_detached(problem), solvable, options, engine, names, report)
     clouds = problem.clouds
@@ -217,7 +220,7 @@ def _status_of(ended: Flowed, tolerance: float) -> Tensor:
 def _detached(problem: Problem) -> Problem:
     clouds, tensors = problem.clouds, problem.geometry.tensors
     return Problem(
-        Clouds(clouds.nodes.detach(), clouds.masses.detach(), clouds.ptr),
+        Clouds(clouds.nodes.detach(), clouds.masses.detach(), clouds.ptr, clouds.batch),
         problem.start,
         problem.point_masses.detach(),
         problem.epsilon.detach(),
@@ -227,18 +230,22 @@ def _detached(problem: Problem) -> Problem:
 
 
 def _checked_epsilon(epsilon: float | Tensor, clouds: Clouds, precision: torch.dtype) -> Tensor:
-    value = torch.as_tensor(epsilon)
-    if not value.is_floating_point() and not isinstance(epsilon, (int, float)):
-        raise TypeError(f"epsilon is {value.dtype}; pass a number or a floating-point tensor.")
-    if value.dim() > 1 or value.dim() == 1 and value.numel() != clouds.num_graphs:
+    if not isinstance(epsilon, Tensor):
+        if not (math.isfinite(epsilon) and epsilon > 0):
+            raise ValueError(f"epsilon is {epsilon:g}; it must be finite and > 0 (0.1 is a good start).")
+        return clouds.masses.new_full((clouds.num_graphs,), epsilon)
+    if not epsilon.is_floating_point():
+        raise TypeError(f"epsilon is {epsilon.dtype}; pass a number or a floating-point tensor.")
+    if epsilon.dim() > 1 or epsilon.dim() == 1 and epsilon.numel() != clouds.num_graphs:
         raise ValueError(
-            f"epsilon has shape {tuple(value.shape)}; pass one number, or one per graph, ({clouds.num_graphs},)."
+            f"epsilon has shape {tuple(epsilon.shape)}; pass one number, or one per graph, ({clouds.num_graphs},)."
         )
-    found = value.detach()
-    if not bool((found.isfinite() & (found > 0)).all()):
-        wrong = found.flatten()[~(found.isfinite() & (found > 0)).flatten()][0]
-        raise ValueError(f"epsilon is {float(wrong):g}; it must be finite and > 0 (0.1 is a good start).")
-    return value.to(device=clouds.nodes.device, dtype=precision).expand(clouds.num_graphs)
+    if not torch.compiler.is_compiling():
+        wrong = ~(epsilon.detach().isfinite() & (epsilon.detach() > 0))
+        if bool(wrong.any()):
+            value = float(epsilon.detach()[wrong].flatten()[0])
+            raise ValueError(f"epsilon is {value:g}; it must be finite and > 0 (0.1 is a good start).")
+    return epsilon.to(device=clouds.nodes.device, dtype=precision).expand(clouds.num_graphs)
 
 
 def _checked_point_masses(point_masses: Tensor | None, reference: Tensor) -> Tensor:

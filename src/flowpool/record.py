@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from torch import Tensor
 from flowpool import batching, sinkhorn
 from flowpool.batching import Problem
 from flowpool.flow import Flowed
-from flowpool.frame import Frame
 from flowpool.status import Status
 
 
@@ -26,6 +26,15 @@ class BackwardReport:
     def __init__(self) -> None:
         self.residual: Tensor | None = None
         self.damped: Tensor | None = None
+
+
+class Solution(NamedTuple):
+    """What plans and divergences are computed from, without autograd history."""
+
+    problem: Problem  # all graphs, in their frames
+    ended: Flowed
+    solvable: Tensor  # (B,) bool
+    cost_unit: Tensor  # (B,), how much the frame's unit of cost is outside
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,7 @@ class Pooled:
     steps: Tensor
     status: Tensor
     backward: BackwardReport
-    _frame: Frame = field(repr=False)
-    _problem: Problem = field(repr=False)  # of all graphs, without autograd history
-    _ended: Flowed = field(repr=False)
+    _solution: Solution = field(repr=False)
 
     @property
     def converged(self) -> Tensor:
@@ -63,16 +70,16 @@ class Pooled:
         It includes the transport of each node cloud to itself, whose cost grows with the square of its size. Zero for
         graphs without nodes or with one distinct node, NaN where the points are.
         """
-        frame = self._frame
-        result = torch.where(frame.broken, torch.nan, torch.zeros_like(frame.scale))
-        chosen = frame.solvable.nonzero().squeeze(-1)
-        for bucket in batching.buckets(replace(self._problem.select(chosen), debias=True)):
+        problem, ended, solvable, unit = self._solution
+        result = torch.where(self.status == Status.NONFINITE_INPUT.value, torch.nan, torch.zeros_like(unit))
+        chosen = solvable.nonzero().squeeze(-1)
+        for bucket in batching.buckets(replace(problem.select(chosen), debias=True)):
             graphs, energy = chosen[bucket.graphs], bucket.energy
-            here = energy.evaluate_from(self._ended.points[graphs], self._ended.potential[graphs], None)
+            here = energy.evaluate_from(ended.points[graphs], ended.potential[graphs], None)
             own = energy.geometry.matrix(energy.nodes, energy.nodes)
             nodes = sinkhorn.solve_self(own, energy.masses, energy.epsilon).value(energy.masses)
             value = energy.value(here.points, here) - nodes / 2
-            result = result.index_copy(0, graphs, value * frame.cost_unit[graphs])
+            result = result.index_copy(0, graphs, value * unit[graphs])
         return result
 
     @torch.no_grad()
@@ -82,12 +89,12 @@ class Pooled:
         if not -num_graphs <= graph < num_graphs:
             raise IndexError(f"graph {graph} of a batch of {num_graphs}.")
         one = slice(graph % num_graphs, graph % num_graphs + 1)
-        problem, frame = self._problem, self._frame
+        problem, ended, solvable, _ = self._solution
         nodes, masses = (x.unsqueeze(0) for x in problem.clouds.cloud(one.start))
-        if not bool(frame.solvable[one]):
+        if not bool(solvable[one]):
             # One distinct node, or none: every point takes its share of everything.
-            value = torch.nan if bool(frame.broken[one]) else 1.0
+            value = torch.nan if int(self.status[one]) == Status.NONFINITE_INPUT.value else 1.0
             return value * problem.point_masses[:, None] * masses[0]
-        cost = problem.geometry.matrix(self._ended.points[one], nodes)
+        cost = problem.geometry.matrix(ended.points[one], nodes)
         weights = problem.point_masses.unsqueeze(0)
-        return sinkhorn.solve(cost, weights, masses, problem.epsilon[one], self._ended.potential[one]).plan[0]
+        return sinkhorn.solve(cost, weights, masses, problem.epsilon[one], ended.potential[one]).plan[0]

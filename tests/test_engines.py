@@ -1,0 +1,64 @@
+import logging
+
+import pytest
+import torch
+from helpers import mutag_clouds
+
+from flowpool import engines, flow_pool
+
+GENERATOR = torch.Generator().manual_seed(0)
+NODES = torch.randn(11, 2, generator=GENERATOR, dtype=torch.float64)
+BATCH = torch.tensor([0] * 6 + [1] * 5)
+REFERENCE = torch.randn(3, 2, generator=GENERATOR, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("level", [1.0, 0.3, 0.1])
+def test_engines_agree_on_all_of_mutag(level):
+    features, batch = mutag_clouds(width=8)
+    reference = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.randn(188, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = {}
+    for engine in ("torch", "compiled"):
+        nodes = features.clone().requires_grad_()
+        epsilon = torch.full((188,), level, dtype=torch.float64, requires_grad=True)
+        pooled = flow_pool(nodes, batch, reference=reference, epsilon=epsilon, engine=engine, tolerance=1e-10)
+        gradients = torch.autograd.grad((pooled.points * weights).sum(), (nodes, epsilon))
+        found[engine] = (pooled, *gradients)
+    one, other = found["torch"], found["compiled"]
+    gap = (one[0].points - other[0].points).abs().amax((1, 2))
+    isolated = ~(one[0].backward.damped | other[0].backward.damped)
+    assert int(isolated.sum()) >= 186
+    assert gap[isolated].max() < 1e-9
+    own = isolated[batch]
+    assert (one[1] - other[1])[own].norm() < 1e-7 * one[1][own].norm()
+    assert (one[2] - other[2])[isolated].norm() < 1e-7 * one[2][isolated].norm()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"cost": "euclidean"}, "squared Euclidean cost"),
+        ({"debias": False}, "debias=False"),
+        ({"step_size": 0.1}, "step_size is given"),
+        ({"point_masses": torch.ones(3, dtype=torch.float64, requires_grad=True)}, "no gradient in point_masses"),
+        ({"gradient": "unrolled"}, "unrolled"),
+    ],
+)
+def test_compiled_engine_says_what_it_cannot_do(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        flow_pool(NODES, BATCH, reference=REFERENCE, engine="compiled", **options)
+
+
+def test_without_numba_torch_takes_over_and_says_so_once(monkeypatch, caplog):
+    expected = flow_pool(NODES, BATCH, reference=REFERENCE, engine="torch", tolerance=1e-10)
+    monkeypatch.setattr(engines, "HAS_NUMBA", False)
+    monkeypatch.setattr(engines, "_said", set())
+    with caplog.at_level(logging.WARNING, "flowpool"):
+        for _ in range(2):
+            found = flow_pool(NODES, BATCH, reference=REFERENCE, tolerance=1e-10)
+    assert torch.equal(found.points, expected.points)
+    assert [record.message for record in caplog.records] == [
+        "numba is not installed: pooling with the torch engine, which gives the same points more slowly."
+    ]
+    with pytest.raises(ValueError, match="numba is not installed"):
+        flow_pool(NODES, BATCH, reference=REFERENCE, engine="compiled")

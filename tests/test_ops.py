@@ -1,0 +1,73 @@
+import pytest
+import torch
+from torch.library import opcheck
+
+from flowpool import flow_pool, ops
+
+GENERATOR = torch.Generator().manual_seed(0)
+NODES = torch.randn(14, 2, generator=GENERATOR, dtype=torch.float64)
+BATCH = torch.tensor([2] * 3 + [0] * 6 + [2] * 5)
+MASSES = torch.rand(14, generator=GENERATOR, dtype=torch.float64) + 0.2
+REFERENCE = torch.randn(3, 2, generator=GENERATOR, dtype=torch.float64)
+
+
+def pool(nodes, masses, batch):
+    return flow_pool(nodes, batch, reference=REFERENCE, masses=masses, dim_size=4, epsilon=0.3).points
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_whole_graph_compilation_equals_eager(backend):
+    traced = torch.compile(pool, fullgraph=True, backend=backend)
+    weights = torch.arange(24.0, dtype=torch.float64).view(4, 3, 2)
+    results = []
+    for function in (pool, traced):
+        nodes, masses = NODES.clone().requires_grad_(), MASSES.clone().requires_grad_()
+        points = function(nodes, masses, BATCH)
+        results.append((points.detach(), *torch.autograd.grad((points * weights).sum(), (nodes, masses))))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_bad_indices_are_refused_at_run_time_as_in_eager_mode():
+    traced = torch.compile(pool, fullgraph=True, backend="eager")
+    traced(NODES, MASSES, BATCH)
+    wrong = BATCH.clone()
+    wrong[4] = 9
+    with pytest.raises(ValueError, match=r"batch\[4\] is 9"):
+        traced(NODES, MASSES, wrong)
+
+
+def test_export_keeps_the_operators():
+    class Model(torch.nn.Module):
+        def forward(self, nodes, batch):
+            return flow_pool(nodes, batch, reference=REFERENCE, dim_size=4, epsilon=0.3).points
+
+    program = torch.export.export(Model(), (NODES, BATCH))
+    names = {str(node.target) for node in program.graph.nodes}
+    assert any("flowpool.solve" in name for name in names)
+    assert torch.allclose(program.module()(NODES, BATCH), Model()(NODES, BATCH))
+
+
+def framed():
+    order = BATCH.argsort(stable=True)
+    nodes, ptr = NODES[order], torch.tensor([0, 6, 6, 14, 14])
+    masses = torch.cat([torch.full((6,), 1 / 6), torch.full((8,), 1 / 8)]).double()
+    solvable = torch.tensor([True, False, True, False])
+    start = REFERENCE.expand(4, 3, 2).contiguous()
+    return nodes, masses, ptr, solvable, start, torch.full((3,), 1 / 3).double(), torch.full((4,), 0.3).double()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+def test_operators_pass_opcheck(layout):
+    nodes, masses, ptr, solvable, start, weights, epsilon = framed()
+    if layout == "strided":
+        nodes = nodes.T.contiguous().T
+        masses = torch.stack([masses, masses], -1)[:, 0]
+    opcheck(ops.arrange, (BATCH, None, MASSES, 14, 4))
+    opcheck(ops.arrange, (None, ptr, None, 14, 4))
+    leaves = [x.detach().requires_grad_() for x in (nodes, masses, epsilon)]
+    settings = (1e-9, 1000, 1e-18)
+    opcheck(ops.solve, (leaves[0], leaves[1], ptr, solvable, start, weights, leaves[2], *settings))
+    ended = ops.solve(nodes, masses, ptr, solvable, start, weights, epsilon, *settings)
+    cotangent = torch.ones_like(start)
+    opcheck(ops.adjoint, (nodes, masses, ptr, solvable, *ended[:3], weights, epsilon, cotangent, 1e-18))

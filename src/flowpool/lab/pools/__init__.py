@@ -14,6 +14,7 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregat
 
 from flowpool.lab.pools.base import Cloud, PointPool, Pool, Readout
 from flowpool.lab.pools.diff import DiffPool
+from flowpool.lab.pools.flow import FlowPool
 from flowpool.lab.pools.gmt import GMTPool
 from flowpool.lab.pools.haar import HaarPool
 from flowpool.lab.pools.mincut import MinCutPool
@@ -51,6 +52,7 @@ def seeded(construct: Callable[[int, int], Pool]) -> Builder:
 
 
 POOLS: dict[str, Builder] = {
+    "flow": seeded(FlowPool),
     "mean": seeded(lambda in_channels, _: ReducePool(in_channels, MeanAggregation())),
     "sum": seeded(lambda in_channels, _: ReducePool(in_channels, SumAggregation())),
     "max": seeded(lambda in_channels, _: ReducePool(in_channels, MaxAggregation())),

@@ -105,14 +105,10 @@ def check_batch(x: Tensor, batch: Tensor, num_graphs: int) -> None:
         )
     if bool((batch[1:] < batch[:-1]).any()):
         first = int((batch[1:] < batch[:-1]).nonzero()[0]) + 1
-        raise ValueError(
-            f"batch is not sorted (first: node {first}). Keep the nodes of a graph together, in order."
-        )
+        raise ValueError(f"batch is not sorted (first: node {first}). Keep the nodes of a graph together, in order.")
     sizes = graph_sizes(batch, num_graphs)
     if len(sizes) > num_graphs:
         raise ValueError(f"batch names graph {len(sizes) - 1} but num_graphs is {num_graphs}.")
     if bool((sizes == 0).any()):
         empty = int((sizes == 0).nonzero()[0])
-        raise ValueError(
-            f"graph {empty} has no nodes. Pools need at least one node per graph; drop empty graphs."
-        )
+        raise ValueError(f"graph {empty} has no nodes. Pools need at least one node per graph; drop empty graphs.")

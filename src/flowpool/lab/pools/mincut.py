@@ -25,7 +25,5 @@ class MinCutPool(PointPool):
         # without edges is 0 / 0.
         isolated = mask & (adjacency.sum(-1) == 0)
         adjacency = adjacency + torch.diag_embed(isolated.to(x.dtype))
-        points, _, cut_loss, orthogonality_loss = dense_mincut_pool(
-            nodes, adjacency, self.assignment(nodes), mask
-        )
+        points, _, cut_loss, orthogonality_loss = dense_mincut_pool(nodes, adjacency, self.assignment(nodes), mask)
         return Cloud(points, every_cluster(points), cut_loss + orthogonality_loss)

@@ -28,9 +28,7 @@ class PSWEPool(Pool):
 
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
         slices = self.slices()
-        projected, _ = to_dense_batch(
-            x @ slices, batch, batch_size=num_graphs, fill_value=math.inf
-        )  # (B, N, L)
+        projected, _ = to_dense_batch(x @ slices, batch, batch_size=num_graphs, fill_value=math.inf)  # (B, N, L)
         values = quantiles(projected, graph_sizes(batch, num_graphs), len(self.reference))  # (B, M, L)
         reference = self.reference @ slices  # (M, L)
         # The optimal map on a line sends the reference point of rank r to the r-th quantile.
@@ -53,9 +51,7 @@ def quantiles(values: Tensor, sizes: Tensor, num_quantiles: int) -> Tensor:
         ``(B, M, L)``, rising along the second axis.
     """
     ordered = values.sort(dim=1).values  # (B, N, L)
-    levels = (
-        torch.arange(num_quantiles, device=values.device, dtype=values.dtype) + 0.5
-    ) / num_quantiles  # (M,)
+    levels = (torch.arange(num_quantiles, device=values.device, dtype=values.dtype) + 0.5) / num_quantiles  # (M,)
     last = sizes.unsqueeze(1) - 1  # (B, 1)
     position = (levels * sizes.unsqueeze(1) - 0.5).clamp(min=0)  # (B, M)
     position = torch.minimum(position, last.to(values.dtype))

@@ -24,7 +24,5 @@ class TFGWPool(Pool):
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
         clouds = x.float().split(graph_sizes(batch, num_graphs).tolist())
         edges = local_edges(edge_index, batch, num_graphs)
-        distances = torch.stack(
-            [self.layer(nodes, own) for nodes, own in zip(clouds, edges, strict=True)]
-        )  # (B, T)
+        distances = torch.stack([self.layer(nodes, own) for nodes, own in zip(clouds, edges, strict=True)])  # (B, T)
         return Readout(distances.to(x.dtype), no_loss(x))

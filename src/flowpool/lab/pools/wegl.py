@@ -32,9 +32,7 @@ class WEGLPool(PointPool):
     def fit(self, x: Tensor, batch: Tensor) -> None:
         num_points = len(self.reference)
         if len(x) < num_points:
-            raise ValueError(
-                f"{len(x)} training nodes cannot give {num_points} k-means centres. Pass more nodes."
-            )
+            raise ValueError(f"{len(x)} training nodes cannot give {num_points} k-means centres. Pass more nodes.")
         kmeans = KMeans(num_points, n_init=10, random_state=self.kmeans_seed)
         kmeans.fit(x.detach().double().cpu().numpy())
         self.reference.copy_(torch.from_numpy(kmeans.cluster_centers_))

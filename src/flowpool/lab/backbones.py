@@ -1,0 +1,131 @@
+"""What stands before the pool: a frozen part, computed once per dataset, and a part that is trained.
+
+`prepare` gives the dataset with the frozen part applied, `build_backbone` the module for the rest. Both see one graph
+at a time, so nothing passes from one graph to another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GINConv
+
+from flowpool.lab.datasets import GraphDataset
+
+Backbone = Literal["sgc", "gin", "blind"]
+Propagation = Literal["normalised", "raw"]
+
+POWER = 2  # K of the paper's SGC layer
+_GIN_LAYERS = 2
+
+
+def prepare(dataset: GraphDataset, backbone: Backbone, propagation: Propagation | None) -> GraphDataset:
+    """The dataset as the trained part of the backbone needs it.
+
+    Args:
+        dataset: as it was loaded.
+        backbone: ``"sgc"``: propagated features. ``"gin"``: unchanged. ``"blind"``: without edges, so that neither
+            the backbone nor the pool can see the structure.
+        propagation: how SGC propagates; None for the other backbones, which have nothing to propagate.
+    """
+    check_backbone(backbone, propagation)
+    if propagation is not None:
+        return replace(dataset, features=propagate(dataset, propagation))
+    if backbone == "blind":
+        return replace(dataset, edge_index=dataset.edge_index[:, :0], edge_ptr=torch.zeros_like(dataset.edge_ptr))
+    return dataset
+
+
+def propagate(dataset: GraphDataset, propagation: Propagation, power: int = POWER) -> Tensor:
+    r"""Features that were averaged or summed over neighbours K times, ``(N, D)``.
+
+    .. math:: S^K X \text{ with } S = \tilde D^{-1/2} (A + I) \tilde D^{-1/2} \text{ or } S = A + I
+
+    Args:
+        dataset: the graphs.
+        propagation: ``"normalised"`` (Wu et al., 2019, as in section 9 of the paper) or ``"raw"``, which keeps the
+            degrees.
+        power: K.
+    """
+    num_nodes = len(dataset.features)
+    edges_of_graph = dataset.edge_ptr.diff()
+    shift = torch.repeat_interleave(dataset.node_ptr[:-1], edges_of_graph)  # (E,)
+    loops = torch.arange(num_nodes).expand(2, -1)
+    index = torch.cat([dataset.edge_index + shift, loops], dim=1)  # (2, E + N)
+    weights = torch.ones(index.shape[1], dtype=torch.float64)
+    if propagation == "normalised":
+        degree = torch.bincount(index[1], minlength=num_nodes).double()  # at least one: the loop
+        weights = degree[index[0]].rsqrt() * degree[index[1]].rsqrt()
+    matrix = torch.sparse_coo_tensor(index, weights, (num_nodes, num_nodes), check_invariants=False).coalesce()
+    features = dataset.features.double()
+    for _ in range(power):
+        features = torch.sparse.mm(matrix, features)
+    return features.to(dataset.features.dtype)
+
+
+def build_backbone(backbone: Backbone, in_channels: int, channels: int) -> nn.Module:
+    """The trained part: a module that maps ``(N, in_channels)`` and ``(2, E)`` to ``(N, channels)``."""
+    makers = {"sgc": SGC, "gin": GIN, "blind": Blind}
+    module: nn.Module = makers[backbone](in_channels, channels)
+    return module
+
+
+def check_backbone(backbone: str, propagation: str | None) -> None:
+    """Raises ValueError unless the two fit together."""
+    if backbone not in get_args(Backbone):
+        raise ValueError(f"Unknown backbone {backbone!r}; there are {', '.join(get_args(Backbone))}.")
+    if backbone == "sgc" and propagation not in get_args(Propagation):
+        raise ValueError(f"Unknown propagation {propagation!r}; sgc has {', '.join(get_args(Propagation))}.")
+    if backbone != "sgc" and propagation is not None:
+        raise ValueError(f"Propagation {propagation!r} belongs to the backbone sgc; {backbone} has none.")
+
+
+class SGC(nn.Module):
+    """The linear layer of SGC; its propagation has no parameters and was done by `prepare`."""
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_channels, channels)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        result: Tensor = self.linear(x)
+        return result
+
+
+class GIN(nn.Module):
+    """Two layers of the graph isomorphism network (Xu et al., 2019), each with an MLP of two layers."""
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        widths = [in_channels] + [channels] * _GIN_LAYERS
+        self.layers = nn.ModuleList(
+            GINConv(
+                nn.Sequential(
+                    nn.Linear(before, after),
+                    nn.BatchNorm1d(after),
+                    nn.ReLU(),
+                    nn.Linear(after, after),
+                    nn.ReLU(),
+                )
+            )
+            for before, after in zip(widths, widths[1:], strict=False)
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, edge_index)
+        return x
+
+
+class Blind(nn.Module):
+    """One layer on each node by itself: with sum pooling, the structure-blind baseline of Errica et al. (2020)."""
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_channels, channels)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.relu(self.linear(x))

@@ -1,0 +1,300 @@
+"""The fair comparison: every pool in the same model, on the same folds, from the same seeds, in the same order.
+
+Two protocols, one path through the code. The paper's (section 9): one setting, one training per fold, early stopping
+on the validation loss. That of Errica et al. ("A Fair Comparison of Graph Neural Networks for Graph Classification",
+2020): per fold the setting of a grid that is best in validation accuracy, then three fresh trainings of it, whose mean
+counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import multiprocessing
+import multiprocessing.context
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from flowpool.lab.backbones import Propagation, check_backbone, prepare
+from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, load_splits, make_shapes, repeat_splits
+from flowpool.lab.leakproof import Exam, Practice, divide
+from flowpool.lab.model import Classifier, Shape, build_model, derived_seed
+from flowpool.lab.pools import POOLS
+from flowpool.lab.results import Candidate, Result, Run, Store, Task
+from flowpool.lab.training import Schedule, StopOn, Trained, train
+
+Protocol = Literal["paper", "errica"]
+
+SHAPES = "SHAPES"  # the one dataset that is made, not read
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The settings among which validation accuracy chooses; a grid of one leaves nothing to choose."""
+
+    channels: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    stop_on: tuple[StopOn, ...]
+
+    def candidates(self) -> list[Candidate]:
+        return [Candidate(*values) for values in itertools.product(self.channels, self.learning_rates, self.stop_on)]
+
+
+PAPER_GRID = Grid((8,), (0.01,), ("loss",))
+ERRICA_GRID = Grid((32, 64), (0.01, 0.001), ("loss", "accuracy"))
+FINAL_RUNS = {"paper": 1, "errica": 3}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Everything that decides the numbers of an evaluation, apart from the pools and the number of repeats.
+
+    Attributes:
+        dataset: name of the dataset.
+        data: folder to look into, as in `load_dataset`; not part of the identity, the content of the dataset is.
+        protocol: see the module.
+        grid: the settings to choose from.
+        propagation: of the backbone sgc, else None.
+        shape: the model; its ``channels`` are those of the grid.
+        schedule: the training; its learning rate and criterion are those of the grid.
+        seed: of all weights and orders.
+    """
+
+    dataset: str = "MUTAG"
+    data: str | None = None
+    protocol: Protocol = "paper"
+    grid: Grid = PAPER_GRID
+    propagation: Propagation | None = "normalised"
+    shape: Shape = Shape()
+    schedule: Schedule = Schedule()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.protocol not in FINAL_RUNS:
+            raise ValueError(f"Unknown protocol {self.protocol!r}; pass {', '.join(FINAL_RUNS)}.")
+        check_backbone(self.shape.backbone, self.propagation)
+        candidates = self.grid.candidates()
+        if not candidates or (self.protocol == "paper" and len(candidates) > 1):
+            raise ValueError(
+                f"The grid has {len(candidates)} settings; the paper's protocol trains exactly one. "
+                "Pass one value for each, or choose the protocol errica."
+            )
+        for candidate in candidates:
+            self.shape_of(candidate)
+            self.schedule_of(candidate)
+
+    def shape_of(self, candidate: Candidate) -> Shape:
+        return replace(self.shape, channels=candidate.channels)
+
+    def schedule_of(self, candidate: Candidate) -> Schedule:
+        stop_on: StopOn = "loss" if candidate.stop_on == "loss" else "accuracy"
+        return replace(self.schedule, learning_rate=candidate.learning_rate, stop_on=stop_on)
+
+    def identity(self) -> dict[str, Any]:
+        """Plain data that is equal exactly for evaluations whose folds may be put side by side."""
+        shape, schedule = asdict(self.shape), asdict(self.schedule)
+        del shape["channels"], schedule["learning_rate"], schedule["stop_on"]  # in the grid
+        return {
+            "dataset": self.dataset,
+            "graphs": _fingerprint(load_graphs(self.dataset, self.data)),
+            "splits": _fingerprint_of_folds(folds_of(self.dataset, self.data, 0)),
+            "protocol": self.protocol,
+            "propagation": self.propagation,
+            "seed": self.seed,
+            "flowpool": _own_version(),
+            "torch": torch.__version__,
+            **asdict(self.grid),
+            **shape,
+            **schedule,
+        }
+
+
+def evaluate(configuration: Configuration, tasks: Sequence[Task], store: Store, *, jobs: int = 1) -> Iterator[Result]:
+    """Computes the tasks whose results are not in the store, and hands over each as it is done and saved.
+
+    Args:
+        configuration: what to train.
+        tasks: see `make_tasks`.
+        store: the result folder of this configuration.
+        jobs: processes; each trains one fold at a time on its share of the cores.
+    """
+    if jobs < 1:
+        raise ValueError(f"{jobs} jobs; at least 1 is needed.")
+    todo = [task for task in tasks if store.load(task) is None]
+    jobs = min(jobs, len(todo))
+    if jobs <= 1:
+        for task in todo:
+            yield _run_and_save(configuration, task, store)
+        return
+    executor = ProcessPoolExecutor(
+        jobs,
+        mp_context=_process_context(),
+        initializer=_start_worker,
+        initargs=(max(1, torch.get_num_threads() // jobs),),
+    )
+    try:
+        futures = [executor.submit(_run_and_save, configuration, task, store) for task in todo]
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def make_tasks(configuration: Configuration, pools: Sequence[str], repeats: int) -> list[Task]:
+    """All folds of all pools, fold by fold, so that a table of what is done so far is fair."""
+    unknown = [pool for pool in pools if pool not in POOLS]
+    if unknown or not pools:
+        found = f"Unknown pool {unknown[0]!r}" if unknown else "No pool was named"
+        raise ValueError(f"{found}; there are {', '.join(POOLS)}.")
+    if len(set(pools)) < len(pools):
+        raise ValueError(f"A pool is named twice in {', '.join(pools)}.")
+    if repeats < 1:
+        raise ValueError(f"{repeats} repeats; at least 1 is needed.")
+    num_folds = len(folds_of(configuration.dataset, configuration.data, 0))
+    return [Task(pool, *where) for where in itertools.product(range(repeats), range(num_folds)) for pool in pools]
+
+
+def run_fold(configuration: Configuration, task: Task) -> Result:
+    """Trains and tests one pool on one fold; the same arguments give the same result, apart from times."""
+    dataset = _prepared(configuration)
+    fold = folds_of(configuration.dataset, configuration.data, task.repeat)[task.fold]
+    practice, exam = divide(dataset, fold)
+    seed = derived_seed(configuration.seed, task.repeat, task.fold)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        candidates = _tried(configuration, task.pool, practice, seed)
+        chosen = max(candidates, key=lambda candidate: candidate.validation_accuracy or 0.0)
+        runs = [
+            _final_run(configuration, chosen, task.pool, practice, exam, derived_seed(seed, "final", number))
+            for number in range(FINAL_RUNS[configuration.protocol])
+        ]
+    return Result(
+        *task,
+        test_graphs=fold.test.tolist(),
+        labels=dataset.labels[fold.test].tolist(),
+        test_ratio=len(fold.test) / (len(fold.train) + len(fold.validation)),
+        candidates=candidates,
+        chosen=chosen,
+        runs=runs,
+        warnings=list(dict.fromkeys(str(warning.message) for warning in caught)),
+    )
+
+
+def _tried(configuration: Configuration, pool: str, practice: Practice, seed: int) -> list[Candidate]:
+    """The candidates of the grid with their validation accuracies; nothing is trained if there is one only."""
+    candidates = configuration.grid.candidates()
+    if len(candidates) == 1:
+        return candidates
+    return [
+        replace(
+            candidate,
+            validation_accuracy=_trained(configuration, candidate, pool, practice, seed)[1].validation_accuracy,
+        )
+        for candidate in candidates
+    ]
+
+
+def _trained(
+    configuration: Configuration, candidate: Candidate, pool: str, practice: Practice, seed: int
+) -> tuple[Classifier, Trained]:
+    shape, graphs = configuration.shape_of(candidate), practice.graphs
+    model = build_model(pool, shape, graphs.num_features, graphs.num_classes, seed)
+    return model, train(model, practice, configuration.schedule_of(candidate), seed)
+
+
+def _final_run(
+    configuration: Configuration, chosen: Candidate, pool: str, practice: Practice, exam: Exam, seed: int
+) -> Run:
+    model, trained = _trained(configuration, chosen, pool, practice, seed)
+    graded = exam.grade(model, configuration.schedule.batch_size)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Run(graded.accuracy, graded.predictions, trained.curve, trained.best_epoch, trained.seconds, num_parameters)
+
+
+def _run_and_save(configuration: Configuration, task: Task, store: Store) -> Result:
+    result = run_fold(configuration, task)
+    store.save(result)
+    return result
+
+
+def _process_context() -> multiprocessing.context.BaseContext:
+    """How workers are made; never by a plain fork, because copies of a process with threads may hang."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    # A clean server imports everything once and forks workers, which spares each of them the seconds of importing.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _start_worker(num_threads: int) -> None:
+    """Sets up a worker process: its share of the cores, and an end when its parent ends."""
+    torch.set_num_threads(num_threads)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group; the parent alone speaks
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent is gone: a killed parent cannot tell its workers, who would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@lru_cache(maxsize=4)
+def load_graphs(name: str, data: str | None) -> GraphDataset:
+    """The dataset of that name, loaded once per process."""
+    return make_shapes() if name == SHAPES else load_dataset(name, data)
+
+
+@lru_cache(maxsize=64)
+def folds_of(name: str, data: str | None, repeat: int) -> tuple[Fold, ...]:
+    """The folds of a repeat: the published or packaged ones first, then seeded ones."""
+    labels = load_graphs(name, data).labels
+    if repeat == 0:
+        folder = None if data is not None and not Path(data).is_dir() else data
+        return load_splits(name, labels, data=folder)
+    return repeat_splits(labels, repeat)
+
+
+def _prepared(configuration: Configuration) -> GraphDataset:
+    return _prepare_once(
+        configuration.dataset, configuration.data, configuration.shape.backbone, configuration.propagation
+    )
+
+
+@lru_cache(maxsize=4)
+def _prepare_once(name: str, data: str | None, backbone: Any, propagation: Any) -> GraphDataset:
+    return prepare(load_graphs(name, data), backbone, propagation)
+
+
+def _own_version() -> str:
+    try:
+        return version("flowpool")
+    except PackageNotFoundError:  # run from its sources
+        return "not installed"
+
+
+def _fingerprint(dataset: GraphDataset) -> str:
+    digest = hashlib.sha256()
+    for part in (dataset.features, dataset.node_ptr, dataset.edge_index, dataset.edge_ptr, dataset.labels):
+        digest.update(f"{part.dtype}{tuple(part.shape)};".encode())
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _fingerprint_of_folds(folds: Sequence[Fold]) -> str:
+    return hashlib.sha256(repr([[part.tolist() for part in fold] for fold in folds]).encode()).hexdigest()

@@ -1,0 +1,118 @@
+"""An evaluation as a page: one HTML file with its tables and pictures inside, which opens without a network."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from flowpool.lab import plots
+from flowpool.lab.comparison import Row, percent, points
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 54rem; margin: 2rem auto;
+       padding: 0 1rem }
+h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
+.lead { color: #555; margin-top: 0 }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+th { border-bottom: 2px solid #444; font-weight: 600 }
+tr.reference { background: #f0f6fb }
+img { width: 100%; height: auto } figcaption, .note { color: #555; font-size: .9rem }
+figure { margin: 1rem 0 } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
+"""
+
+
+def html_report(rows: Sequence[Row], reference: str, configuration: Mapping[str, Any]) -> str:
+    """The page.
+
+    Args:
+        rows: at least one, see `flowpool.lab.comparison.compare`.
+        reference: the pool that the others are compared with.
+        configuration: plain data, shown as it is; ``Configuration.identity()``.
+    """
+    pictures = [
+        ("Accuracy", plots.accuracy_plot(rows), "Every dot is a fold. Box: middle half of the folds; line: median."),
+        (
+            f"Differences to {reference}",
+            plots.difference_plot(rows, reference),
+            "Fold by fold, on the same graphs. Intervals use the standard error of Nadeau and Bengio, which accounts "
+            "for folds that share training graphs. An interval that holds zero shows no difference.",
+        ),
+        (
+            "Learning curves",
+            plots.learning_plot(rows),
+            "Median over folds, up to the epoch at which half of the folds have stopped.",
+        ),
+        ("Time", plots.time_plot(rows), "One pass over the training and validation graphs, on this machine."),
+    ]
+    name = escape(str(configuration["dataset"]))
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>Pooling on {name}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>Pooling on {name}</h1><p class='lead'>{escape(describe(configuration))}</p>",
+        _table(rows, reference),
+        *(_section(*picture) for picture in pictures),
+        _warnings(rows),
+        "<h2>Configuration</h2>",
+        f"<pre>{escape(json.dumps(configuration, indent=1))}</pre></body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def describe(configuration: Mapping[str, Any]) -> str:
+    """The configuration in one line."""
+    propagation = f" ({configuration['propagation']})" if configuration["propagation"] else ""
+    channels = " or ".join(map(str, configuration["channels"]))
+    return (
+        f"{configuration['protocol']} protocol, backbone {configuration['backbone']}{propagation}, "
+        f"d={channels}, M={configuration['num_points']}, size: {configuration['size']}, "
+        f"BatchNorm: {configuration['norm']}, at most {configuration['max_epochs']} epochs, "
+        f"seed {configuration['seed']}"
+    )
+
+
+def _table(rows: Sequence[Row], reference: str) -> str:
+    has_paper = any(row.paper is not None for row in rows)
+    heads = ["pool", "accuracy (%)", *(["paper"] if has_paper else []), f"minus {reference}", "p", "folds", "weights"]
+    lines = ["<table><tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
+    for row in rows:
+        cells = [row.pool, percent(row.accuracy)]
+        if has_paper:
+            cells.append(percent(row.paper) if row.paper else "")
+        found = row.difference
+        cells += [points(found), f"{found.p_value:.2f}"] if found else ["", ""]
+        cells += [str(row.accuracy.count), f"{row.results[0].runs[0].num_parameters:,}"]
+        mark = " class='reference'" if row.pool == reference else ""
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    lines.append("</table><p class='note'>Mean and standard deviation over folds; difference in points with its ")
+    lines.append("corrected standard error; p of no difference, two-sided, not adjusted for several comparisons.</p>")
+    return "\n".join(lines)
+
+
+def _section(title: str, figure: Figure | None, caption: str) -> str:
+    if figure is None:
+        return ""
+    picture = base64.b64encode(plots.as_svg(figure)).decode()
+    return (
+        f"<h2>{escape(title)}</h2><figure><img alt='{escape(title, quote=True)}' "
+        f"src='data:image/svg+xml;base64,{picture}'><figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _warnings(rows: Sequence[Row]) -> str:
+    said = [(row.pool, sum(bool(result.warnings) for result in row.results), _first_warning(row)) for row in rows]
+    lines = [
+        f"<li>{escape(pool)}, {count} folds, for example: {escape(text)}</li>" for pool, count, text in said if count
+    ]
+    return f"<h2>Warnings</h2><ul>{''.join(lines)}</ul>" if lines else ""
+
+
+def _first_warning(row: Row) -> str:
+    return next((text for result in row.results for text in result.warnings), "")

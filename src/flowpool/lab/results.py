@@ -1,0 +1,212 @@
+"""The record of one fold, and the folder that keeps a record of every fold as it comes.
+
+    FOLDER/configuration.json            what is evaluated; another configuration is refused
+    FOLDER/POOL/repeat-0-fold-3.json     one fold of one pool
+
+Every file is written at once and complete, so a killed evaluation leaves whole folds and nothing else that counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowpool.lab.files import TEMPORARY, write_atomically
+from flowpool.lab.training import Curve
+
+
+class ResultError(ValueError):
+    """A result folder or file is not what it should be."""
+
+
+class Task(NamedTuple):
+    """One fold to be computed."""
+
+    pool: str
+    repeat: int
+    fold: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting that the grid search may choose, and how it did on the validation graphs."""
+
+    channels: int
+    learning_rate: float
+    stop_on: str
+    validation_accuracy: float | None = None  # None where there was nothing to choose
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training and its final read-out.
+
+    Attributes:
+        accuracy: on the test graphs, at the best validation epoch.
+        predictions: class numbers, in the order of `Result.test_graphs`.
+        curve: values per epoch.
+        best_epoch: counted from 0.
+        seconds: wall time of the training.
+        num_parameters: trained numbers of the model.
+    """
+
+    accuracy: float
+    predictions: list[int]
+    curve: Curve
+    best_epoch: int
+    seconds: float
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One fold of one pool.
+
+    Attributes:
+        pool, repeat, fold: which one.
+        test_graphs: numbers of the graphs that were predicted.
+        labels: their classes.
+        test_ratio: test graphs over all others.
+        candidates: what the grid search tried.
+        chosen: the setting of the runs.
+        runs: final trainings.
+        warnings: what the pool complained about, each once.
+    """
+
+    pool: str
+    repeat: int
+    fold: int
+    test_graphs: list[int]
+    labels: list[int]
+    test_ratio: float
+    candidates: list[Candidate]
+    chosen: Candidate
+    runs: list[Run]
+    warnings: list[str]
+
+    @property
+    def task(self) -> Task:
+        return Task(self.pool, self.repeat, self.fold)
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the runs."""
+        return sum(run.accuracy for run in self.runs) / len(self.runs)
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        return sum(run.seconds for run in self.runs) / sum(len(run.curve.train_loss) for run in self.runs)
+
+
+class Store:
+    """A result folder that belongs to one configuration.
+
+    Args:
+        folder: made if it is not there.
+        configuration: plain data, compared with what the folder was made for.
+    """
+
+    def __init__(self, folder: Path, configuration: dict[str, Any]) -> None:
+        self.folder = folder
+        given = json.loads(json.dumps(configuration))  # as it will be read back: lists for tuples
+        if folder.exists() and not folder.is_dir():
+            raise ResultError(f"{folder} is a file; name a folder for the results.")
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "configuration.json"
+        if not file.exists():
+            strangers = sorted(p.name for p in folder.iterdir() if not p.name.startswith(TEMPORARY))
+            if strangers:
+                raise ResultError(
+                    f"{folder} is no result folder: it has {strangers[0]} but no configuration.json. "
+                    "Name a new or empty folder."
+                )
+            write_atomically(file, _to_json(given))
+        found = _read_json(file)
+        if found != given:
+            raise ResultError(f"{folder} holds results of another configuration: {_differences(found, given)}.")
+
+    def path(self, task: Task) -> Path:
+        return self.folder / task.pool / f"repeat-{task.repeat}-fold-{task.fold}.json"
+
+    def save(self, result: Result) -> None:
+        """Keeps a result, for good once this returns."""
+        path = self.path(result.task)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, _to_json(asdict(result)))
+
+    def load(self, task: Task) -> Result | None:
+        """The result of a task, or None if it was not computed yet."""
+        path = self.path(task)
+        try:
+            result = _result(_read_json(path))
+        except FileNotFoundError:
+            return None
+        except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+            raise ResultError(f"{path} is no result of this program ({error!r}). Delete it and start again.") from None
+        if result.task != task:
+            raise ResultError(f"{path} is the result of {result.task}. Delete it and start again.")
+        return result
+
+    def load_all(self, tasks: Iterable[Task]) -> list[Result]:
+        """Those results that are there."""
+        return [result for task in tasks if (result := self.load(task)) is not None]
+
+
+def _result(entry: dict[str, Any]) -> Result:
+    entry = dict(entry)
+    entry["chosen"] = Candidate(**entry["chosen"])
+    entry["candidates"] = [Candidate(**candidate) for candidate in entry["candidates"]]
+    entry["runs"] = [_run(run) for run in entry["runs"]]
+    result = Result(**entry)
+    num_graphs = len(result.test_graphs)
+    if any(len(run.predictions) != num_graphs for run in result.runs) or len(result.labels) != num_graphs:
+        raise TypeError("predictions, labels and test graphs differ in number")
+    if not math.isfinite(result.accuracy + result.seconds_per_epoch):
+        raise TypeError("its numbers are not finite")
+    return result
+
+
+def _run(entry: dict[str, Any]) -> Run:
+    # A loss that overflowed is null in the file: NaN is no JSON.
+    columns = {
+        name: [math.nan if value is None else float(value) for value in column]
+        for name, column in entry["curve"].items()
+    }
+    return Run(**(entry | {"curve": Curve(**columns)}))
+
+
+def _to_json(value: Any) -> bytes:
+    return (json.dumps(_without_nan(value), indent=None, allow_nan=False) + "\n").encode()
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return value
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ResultError(
+            f"{path} is damaged ({error}). Delete it and start again: only what it held is computed anew."
+        ) from None
+
+
+def _differences(found: Any, given: dict[str, Any]) -> str:
+    if not isinstance(found, dict):
+        return "configuration.json is no configuration; name another folder"
+    keys = [key for key in sorted(found.keys() | given.keys()) if found.get(key) != given.get(key)]
+    listed = ", ".join(f"{key} is {found.get(key)!r} there and {given.get(key)!r} here" for key in keys)
+    return f"{listed}. Name another folder, or give the options it was made with"

@@ -1,0 +1,93 @@
+"""Backbones against dense matrices."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flowpool.lab.backbones import GIN, build_backbone, prepare, propagate
+from flowpool.lab.datasets import GraphDataset, load_dataset
+from flowpool.lab.leakproof import subset
+
+
+def two_graphs() -> GraphDataset:
+    """A path of three nodes, and a pair beside a node without neighbours."""
+    return GraphDataset(
+        name="TWO",
+        features=torch.randn(6, 4, generator=torch.Generator().manual_seed(0)),
+        node_ptr=torch.tensor([0, 3, 6]),
+        edge_index=torch.tensor([[0, 1, 1, 2, 0, 1], [1, 0, 2, 1, 1, 0]]),
+        edge_ptr=torch.tensor([0, 4, 6]),
+        labels=torch.tensor([0, 1]),
+        class_names=("a", "b"),
+    )
+
+
+def dense_adjacency(dataset: GraphDataset) -> Tensor:
+    matrix = torch.zeros(len(dataset.features), len(dataset.features), dtype=torch.float64)
+    for graph in range(len(dataset)):
+        for one, other in dataset[graph].edge_index.T.tolist():
+            matrix[dataset.node_ptr[graph] + one, dataset.node_ptr[graph] + other] = 1
+    return matrix
+
+
+@pytest.mark.parametrize("dataset", [two_graphs(), subset(load_dataset("MUTAG"), np.arange(9))], ids=["two", "MUTAG"])
+def test_propagation_is_the_power_of_the_dense_matrix(dataset: GraphDataset) -> None:
+    loops = dense_adjacency(dataset) + torch.eye(len(dataset.features))
+    root = torch.diag(loops.sum(1).rsqrt())
+    for matrix, propagation in ((root @ loops @ root, "normalised"), (loops, "raw")):
+        expected = (matrix @ matrix @ dataset.features.double()).float()
+        torch.testing.assert_close(propagate(dataset, propagation), expected)  # type: ignore[arg-type]
+
+
+def test_propagation_is_done_once_and_the_rest_of_sgc_is_one_linear_layer() -> None:
+    dataset = two_graphs()
+    prepared = prepare(dataset, "sgc", "raw")
+    assert torch.equal(prepared.features, propagate(dataset, "raw"))
+    assert torch.equal(prepared.edge_index, dataset.edge_index)
+    backbone = build_backbone("sgc", 4, 3)
+    weight, bias = backbone.parameters()
+    nodes = backbone(prepared.features, prepared.edge_index)
+    torch.testing.assert_close(nodes, prepared.features @ weight.T + bias)
+
+
+def test_gin_sums_a_node_and_its_neighbours_before_each_of_two_mlps() -> None:
+    dataset = two_graphs()
+    gin = build_backbone("gin", 4, 5).eval()
+    assert isinstance(gin, GIN)
+    assert len(gin.layers) == 2
+    batch = dataset.batch([0, 1])
+    expected = batch.x
+    matrix = (dense_adjacency(dataset) + torch.eye(6)).float()
+    for layer in gin.layers:
+        expected = layer.nn(matrix @ expected)
+    torch.testing.assert_close(gin(batch.x, batch.edge_index), expected)
+
+
+def test_the_blind_baseline_sees_no_edge_and_each_node_by_itself() -> None:
+    dataset = two_graphs()
+    prepared = prepare(dataset, "blind", None)
+    batch = prepared.batch([1, 0])
+    assert batch.edge_index.shape == (2, 0)
+    backbone = build_backbone("blind", 4, 3)
+    together = backbone(batch.x, batch.edge_index)
+    weight, bias = backbone.parameters()
+    torch.testing.assert_close(together, (batch.x @ weight.T + bias).clamp(min=0))
+
+
+def test_gin_gets_the_dataset_as_it_is() -> None:
+    dataset = two_graphs()
+    assert prepare(dataset, "gin", None) is dataset
+
+
+@pytest.mark.parametrize(
+    ("backbone", "propagation", "message"),
+    [
+        ("gcn", None, "Unknown backbone 'gcn'; there are sgc, gin, blind"),
+        ("sgc", None, "sgc has normalised, raw"),
+        ("gin", "raw", "belongs to the backbone sgc; gin has none"),
+    ],
+)
+def test_what_does_not_fit_is_refused(backbone: str, propagation: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(two_graphs(), backbone, propagation)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""Training cannot see what it is tested on."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flowpool.lab.backbones import prepare
+from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, load_splits
+from flowpool.lab.leakproof import Exam, batches, divide, subset
+from flowpool.lab.model import Shape, build_model
+from flowpool.lab.training import Schedule, train
+
+
+@pytest.fixture(scope="module")
+def dataset() -> GraphDataset:
+    return prepare(load_dataset("MUTAG"), "sgc", "normalised")
+
+
+@pytest.fixture(scope="module")
+def fold(dataset: GraphDataset) -> Fold:
+    return load_splits("MUTAG", dataset.labels)[0]
+
+
+def reachable_tensors(start: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that code holding ``start`` can get at through attributes and containers."""
+    seen, queue = set(), [start]
+    while queue:
+        item = queue.pop()
+        if id(item) in seen or isinstance(item, type):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            yield item
+        else:
+            queue += gc.get_referents(item)
+
+
+def test_nothing_reachable_from_the_practice_holds_test_graphs(dataset: GraphDataset, fold: Fold) -> None:
+    practice, _ = divide(dataset, fold)
+    count = len(fold.train) + len(fold.validation)
+    found = list(reachable_tensors(practice))
+    assert any(tensor is practice.graphs.labels for tensor in found)  # the search does find things
+    assert practice.graphs.labels.shape == (count,)
+    for tensor in found:
+        # A view could be widened to the memory that it is a part of.
+        assert tensor._base is None
+        assert tensor.untyped_storage().data_ptr() != dataset.labels.untyped_storage().data_ptr()
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    with pytest.raises(IndexError):
+        practice.graphs[count]
+
+
+def test_the_practice_holds_its_own_graphs_in_order(dataset: GraphDataset, fold: Fold) -> None:
+    practice, _ = divide(dataset, fold)
+    for place, number in enumerate([*fold.train, *fold.validation]):
+        for ours, theirs in zip(practice.graphs[place], dataset[int(number)], strict=True):
+            assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
+    assert practice.train.tolist() == list(range(len(fold.train)))
+    assert practice.validation.tolist() == list(range(len(fold.train), len(practice.graphs)))
+
+
+def test_other_test_labels_and_features_change_nothing_in_training(dataset: GraphDataset, fold: Fold) -> None:
+    tested = torch.from_numpy(fold.test)
+    labels, features = dataset.labels.clone(), dataset.features.clone()
+    labels[tested] = 1 - labels[tested]
+    for number in fold.test:
+        features[dataset.node_ptr[number] : dataset.node_ptr[number + 1]] += 1
+    curves, weights = [], []
+    for graphs in (dataset, replace(dataset, labels=labels, features=features)):
+        practice, _ = divide(graphs, fold)
+        model = build_model("sort", Shape(size="append", norm="both"), 7, 2, 0)
+        curves.append(train(model, practice, Schedule(max_epochs=3), 0).curve)
+        weights.append(model.state_dict())
+    assert curves[0] == curves[1]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_exam_counts_right_answers(dataset: GraphDataset, fold: Fold) -> None:
+    _, exam = divide(dataset, fold)
+    model = build_model("mean", Shape(), 7, 2, 0)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([0.0, 1.0]))  # always class 1
+    graded = exam.grade(model, batch_size=4)
+    assert graded.predictions == [1] * len(fold.test)
+    assert graded.labels == dataset.labels[fold.test].tolist()
+    assert graded.accuracy == dataset.labels[fold.test].double().mean().item()
+
+
+def test_an_exam_of_one_graph_is_a_copy(dataset: GraphDataset) -> None:
+    single = subset(dataset, np.array([5]))
+    assert single.features.untyped_storage().data_ptr() != dataset.features.untyped_storage().data_ptr()
+    assert Exam(single).grade(build_model("sum", Shape(), 7, 2, 0), 32).labels == [int(dataset.labels[5])]
+
+
+def test_batches_are_those_of_the_dataset(dataset: GraphDataset) -> None:
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(1))
+    parts = [order[:32], order[32:33], order[33:100], order[100::3]]
+    for ours, part in zip(batches(dataset, parts), parts, strict=True):
+        for one, other in zip(ours, dataset.batch(part), strict=True):
+            assert torch.equal(one, other)

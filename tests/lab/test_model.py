@@ -1,0 +1,102 @@
+"""The classifier around the pools: what it adds to each of them, by hand."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowpool.lab.datasets import GraphBatch, load_dataset
+from flowpool.lab.model import Classifier, Norm, Shape, Size, build_model, derived_seed
+
+
+def mutag_batch() -> GraphBatch:
+    return load_dataset("MUTAG").batch([3, 50, 120, 7])
+
+
+def model_of(pool: str, size: Size = "none", norm: Norm = "none", seed: int = 0) -> Classifier:
+    return build_model(pool, Shape(size=size, norm=norm), 7, 2, seed)
+
+
+def logits(model: Classifier, batch: GraphBatch) -> Tensor:
+    return model(batch.x, batch.edge_index, batch.batch, 4).logits
+
+
+def pooled(model: Classifier, batch: GraphBatch) -> Tensor:
+    nodes = model.node_norm(model.backbone(batch.x, batch.edge_index))
+    return model.pool(nodes, batch.edge_index, batch.batch, 4).vector
+
+
+def normalised(values: Tensor) -> Tensor:
+    return (values - values.mean(0)) / (values.var(0, unbiased=False) + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize("pool", ["mean", "sum", "sort"])
+@pytest.mark.parametrize("size", ["none", "append", "scale"])
+def test_size_reaches_the_head_as_asked(pool: str, size: Size) -> None:
+    batch, model = mutag_batch(), model_of(pool, size)
+    model.fit(batch.x, batch.edge_index, batch.batch, 4)
+    sizes = torch.bincount(batch.batch).float()[:, None]
+    vector = pooled(model, batch)
+    expected = {
+        "none": vector,
+        "append": torch.cat([vector, sizes / sizes.mean()], 1),
+        "scale": vector * sizes,
+    }[size]
+    torch.testing.assert_close(logits(model, batch), expected @ model.head.weight.T + model.head.bias)
+
+
+@pytest.mark.parametrize("norm", ["none", "nodes", "output", "both"])
+def test_norm_stands_where_it_was_asked_for(norm: Norm) -> None:
+    batch, model = mutag_batch(), model_of("mean", "append", norm)
+    model.train()
+    nodes = model.backbone(batch.x, batch.edge_index)
+    if norm in ("nodes", "both"):
+        nodes = normalised(nodes)
+    sizes = torch.bincount(batch.batch).float()
+    means = torch.zeros(4, 8).index_add(0, batch.batch, nodes) / sizes[:, None]
+    vector = torch.cat([means, sizes[:, None]], 1)  # not fitted: the mean size is 1
+    if norm in ("output", "both"):
+        vector = normalised(vector)
+    expected = vector @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(logits(model, batch), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_backbone_starts_equal_for_every_pool_and_differs_between_seeds() -> None:
+    first, other = model_of("sum", seed=4), model_of("gmt", seed=4)
+    for one, two in zip(first.backbone.parameters(), other.backbone.parameters(), strict=True):
+        assert torch.equal(one, two)
+    again, different = model_of("gmt", seed=4), model_of("gmt", seed=5)
+    for name, weight in other.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name])
+    assert not torch.equal(other.head.weight, different.head.weight)
+    assert not torch.equal(other.backbone.linear.weight, different.backbone.linear.weight)  # type: ignore[union-attr]
+
+
+def test_building_leaves_the_random_state_alone() -> None:
+    state = torch.random.get_rng_state()
+    model_of("gmt")
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_fit_shows_the_pool_what_it_sees_in_training() -> None:
+    batch, model = mutag_batch(), model_of("mean", norm="nodes")
+    seen: list[Tensor] = []
+    model.pool.fit = lambda x, batch: seen.append(x)  # type: ignore[method-assign, assignment]
+    model.fit(batch.x, batch.edge_index, batch.batch, 4)
+    torch.testing.assert_close(seen[0], normalised(model.backbone(batch.x, batch.edge_index)), rtol=1e-4, atol=1e-5)
+    assert float(model.mean_size) == len(batch.batch) / 4
+
+
+def test_derived_seeds_differ_and_fit_31_bits() -> None:
+    seeds = {derived_seed(a, b, name) for a in range(20) for b in range(20) for name in ("pool", "head")}
+    assert len(seeds) == 800
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert derived_seed(1, 11) != derived_seed(11, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"size": "big"}, "Unknown size"), ({"norm": "x"}, "Unknown norm"), ({"channels": 0}, "at least 1")],
+)
+def test_wrong_shapes_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Shape(**change)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c c
 	@touch $@ .venv/lab
 
 demo: .venv/lab
-	$(BIN)/flowpool demo
+	$(BIN)/flowpool evaluate MUTAG --pools flow,sort,sum,mean
 
 test: .venv/dev
 	$(BIN)/python -m pytest

@@ -82,9 +82,7 @@ class GraphDataset:
         given = torch.as_tensor(indices)
         no_integers = given.is_floating_point() or given.is_complex() or given.dtype == torch.bool
         if given.dim() != 1 or (no_integers and given.numel() > 0):  # an empty list has no integer dtype
-            raise ValueError(
-                f"Expected a list of graph numbers, found shape {tuple(given.shape)} of {given.dtype}."
-            )
+            raise ValueError(f"Expected a list of graph numbers, found shape {tuple(given.shape)} of {given.dtype}.")
         chosen = given.long()  # (b,); narrower integers would index as masks or overflow
         outside = (chosen < 0) | (chosen >= len(self))
         if bool(outside.any()):

@@ -21,9 +21,7 @@ NOISE = 0.05  # standard deviation, where the shapes have a radius of about 1
 Shape = Callable[[np.random.Generator, int], np.ndarray]
 
 
-def make_shapes(
-    num_per_class: int = 50, *, seed: int = 0, min_points: int = 30, max_points: int = 120
-) -> GraphDataset:
+def make_shapes(num_per_class: int = 50, *, seed: int = 0, min_points: int = 30, max_points: int = 120) -> GraphDataset:
     """Ten classes of clouds as graphs: node features = coordinates, edges = nearest neighbours.
 
     Cloud j of a class depends on ``seed`` and j alone, so that a larger dataset begins with the smaller one.

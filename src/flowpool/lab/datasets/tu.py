@@ -62,9 +62,7 @@ class TUContent:
         return digest.hexdigest()
 
 
-def read_tu(
-    path: str | Path, name: str | None = None, *, node_features: NodeFeatures = "degree"
-) -> GraphDataset:
+def read_tu(path: str | Path, name: str | None = None, *, node_features: NodeFeatures = "degree") -> GraphDataset:
     """The dataset in the zip archive or folder ``path``.
 
     Args:

@@ -194,6 +194,50 @@ def pool(
         typer.echo(f"{table.num_unconverged} graphs are not pooled to the tolerance; see the column status.", err=True)
 
 
+@app.command()
+def bench(
+    out: Annotated[Path, typer.Option(help="Folder for bench.csv and bench.png.")] = Path("runs/bench"),
+    large: Annotated[bool, typer.Option(help="Also one graph of 100,000 and one of 1,000,000 nodes.")] = True,
+    ott_steps: Annotated[int, typer.Option(help="Steps of the paper's scheme on OTT, where OTT is installed.")] = 100,
+    data: DataOption = None,
+) -> None:
+    """Time FlowPool beside other pools: every ratio is measured in this one run."""
+    with plain_errors():
+        from rich.table import Table
+
+        from flowpool.lab.speed import run_bench, write_bench
+
+        rows = []
+        with _progress() as progress:
+            bar = progress.add_task("bench", total=None, doing="")
+            for row in run_bench(None if data is None else str(data), large, ott_steps):
+                rows.append(row)
+                progress.update(bar, advance=1, doing=f"{row.case}, {row.method}")
+        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+        table.add_column("case")
+        table.add_column("method")
+        for head in ("epsilon", "forward ms", "backward ms", "/ GMT", "stationary", "peak MB"):
+            table.add_column(head, justify="right")
+        for row in rows:
+            table.add_row(
+                row.case,
+                row.method,
+                _number(row.epsilon, "g"),
+                f"{row.forward:.2f}",
+                f"{row.backward:.2f}",
+                _number(row.ratio, ".2f"),
+                _number(row.converged, ".1%"),
+                _number(row.megabytes, ".0f"),
+            )
+        _console().print(table)
+        for path in write_bench(rows, out):
+            typer.echo(str(path))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
 def _conclude(
     configuration: Configuration, identity: dict[str, Any], results: list[Any], names: tuple[str, ...], folder: Path
 ) -> None:

@@ -1,0 +1,193 @@
+"""The table of ``flowpool bench``: forward, backward and memory of FlowPool and its peers, and how time grows."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowpool import flow_pool
+from flowpool.lab.datasets import DatasetNotFoundError
+from flowpool.lab.speed.cases import Case, graph_case, large_case
+from flowpool.lab.speed.memory import peak_megabytes
+from flowpool.lab.speed.ott import time_ott
+from flowpool.lab.speed.peers import BASE, Peer, flow_peer, layer_peers
+
+EPSILONS = (1.0, 0.3, 0.1)
+GRAPH_CASES = (("MUTAG", 8, 5), ("NCI1", 64, 8), ("DD", 32, 16))
+LARGE = (100_000, 1_000_000)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One line of the table. Times are in milliseconds, the best of many."""
+
+    case: str
+    method: str
+    epsilon: float | None
+    forward: float
+    backward: float
+    ratio: float | None  # (forward + backward) / that of GraphMultisetTransformer in the same run
+    converged: float | None  # share of graphs that are stationary
+    megabytes: float | None
+
+
+def run_bench(data: str | None = None, large: bool = True, ott_steps: int = 100) -> Iterator[Measurement]:
+    """Measurements one by one, as they are made. Cases whose dataset is not here are left out."""
+    for name, width, num_points in GRAPH_CASES:
+        try:
+            case = graph_case(name, width, num_points, data=data)
+        except DatasetNotFoundError:
+            continue
+        yield from _graphs(case)
+        if name == "MUTAG":
+            yield from _ott(case, ott_steps)
+    for size in LARGE if large else ():
+        yield from _large(large_case(size))
+    yield from _growth()
+
+
+def _graphs(case: Case) -> Iterator[Measurement]:
+    peers = layer_peers(case)
+    base = sum(best_times(peers[BASE], case))
+    for epsilon in EPSILONS:
+        for engine in ("compiled", "torch"):
+            peer = flow_peer(case, engine, epsilon)
+            # Beside each of our times stands a fresh one of the peer, since machines change their pace.
+            base = min(base, sum(best_times(peers[BASE], case, 0.5)))
+            times = best_times(peer, case, 2.0)
+            share = _converged(case, engine, epsilon)
+            used = peak_megabytes(_work, case, engine, epsilon)
+            yield _line(case, f"flow, {engine}", epsilon, times, base, share, used)
+    for name, layer in peers.items():
+        yield _line(case, name, None, best_times(layer, case), base, None, None)
+
+
+def _large(case: Case) -> Iterator[Measurement]:
+    base = sum(best_times(layer_peers(case)[BASE], case, 1.0)) if len(case.nodes) <= 200_000 else None
+    for epsilon in EPSILONS:
+        times = best_times(flow_peer(case, "compiled", epsilon), case, 0.0)
+        share = None if len(case.nodes) > 200_000 else _converged(case, "compiled", epsilon)
+        used = peak_megabytes(_work, case, "compiled", epsilon)
+        yield _line(case, "flow, compiled", epsilon, times, base, share, used)
+
+
+def _ott(case: Case, steps: int) -> Iterator[Measurement]:
+    try:
+        run = time_ott(case, 0.1, steps)
+    except ImportError:
+        return
+    yield Measurement(
+        case.name, f"paper's scheme on OTT, {steps} steps", 0.1, 1e3 * run.seconds, 0.0, None, run.stationary, None
+    )
+
+
+def _growth() -> Iterator[Measurement]:
+    """One thing at a time doubled, from 32 clouds of 32 nodes with d=16 and M=8."""
+    plain = {"count": 32, "size": 32, "width": 16, "num_points": 8}
+    for name, values in (
+        ("count", (8, 32, 128)),
+        ("size", (32, 128, 512)),
+        ("width", (4, 16, 64)),
+        ("num_points", (4, 8, 16)),
+    ):
+        for value in values:
+            case = _random_case(**{**plain, name: value})
+            times = best_times(flow_peer(case, "compiled", 0.1), case, 1.0)
+            yield _line(
+                case, f"flow, compiled, {name}={value}", 0.1, times, None, _converged(case, "compiled", 0.1), None
+            )
+
+
+def _random_case(count: int, size: int, width: int, num_points: int) -> Case:
+    nodes = torch.randn(count * size, width, generator=torch.Generator().manual_seed(0))
+    return Case("growth", nodes, torch.arange(count).repeat_interleave(size), count, num_points)
+
+
+def best_times(peer: Peer, case: Case, seconds: float = 1.0) -> tuple[float, float]:
+    """Best forward and best backward time in milliseconds, of as many runs as fit into the seconds, at least two."""
+    forward = backward = float("inf")
+    began, rounds = time.perf_counter(), 0
+    while rounds < 2 or time.perf_counter() - began < seconds:
+        nodes = case.nodes.clone().requires_grad_()
+        start = time.perf_counter()
+        output = peer(nodes)
+        middle = time.perf_counter()
+        output.sum().backward()
+        end = time.perf_counter()
+        forward, backward = min(forward, middle - start), min(backward, end - middle)
+        rounds += 1
+    return 1e3 * forward, 1e3 * backward
+
+
+def _line(
+    case: Case,
+    method: str,
+    epsilon: float | None,
+    times: tuple[float, float],
+    base: float | None,
+    share: float | None,
+    used: float | None,
+) -> Measurement:
+    ratio = None if base is None else sum(times) / base
+    return Measurement(case.name, method, epsilon, *times, ratio, share, used)
+
+
+def _converged(case: Case, engine: Any, epsilon: float) -> float:
+    reference = torch.randn(case.num_points, case.width, generator=torch.Generator().manual_seed(0))
+    pooled = flow_pool(
+        case.nodes, case.batch, reference=reference, engine=engine, epsilon=epsilon, dim_size=case.num_graphs
+    )
+    return float(pooled.converged.double().mean())
+
+
+def _work(case: Case, engine: Any, epsilon: float) -> Callable[[], None]:
+    """A forward and a backward pass, after a small one that loads the kernels."""
+    small = Case(case.name, torch.randn(20, case.width), torch.zeros(20, dtype=torch.long), 1, case.num_points)
+
+    def run(on: Case) -> None:
+        nodes = on.nodes.clone().requires_grad_()
+        flow_peer(on, engine, epsilon)(nodes).sum().backward()
+
+    run(small)
+    return partial(run, case)
+
+
+def write_bench(rows: list[Measurement], out: Path) -> list[Path]:
+    """``bench.csv`` and ``bench.png`` in the folder ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    table = out / "bench.csv"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Measurement)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    picture = out / "bench.png"
+    _draw(rows, picture)
+    return [table, picture]
+
+
+def _draw(rows: list[Measurement], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    cases = [name for name, _, _ in GRAPH_CASES if any(row.case == name for row in rows)]
+    figure = Figure(figsize=(4.6 * max(1, len(cases)), 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, name in enumerate(cases):
+        axes = figure.add_subplot(1, len(cases), place + 1)
+        own = [row for row in rows if row.case == name]
+        labels = [row.method + (f", ε={row.epsilon:g}" if row.epsilon else "") for row in own]
+        colours = ["#0072B2" if row.method.startswith("flow") else "#999999" for row in own]
+        axes.barh(labels, [row.forward + row.backward for row in own], color=colours)
+        axes.set_xscale("log")
+        axes.set_xlabel("forward + backward, ms")
+        axes.set_title(name)
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", labelsize=7)
+    figure.savefig(path, dpi=150)

@@ -79,8 +79,10 @@ class CompiledEngine:
 
         chosen = solvable.nonzero().squeeze(-1)
         part = problem.select(chosen)
-        arrays = _arrays(*_given(part), part.start, part.point_masses, part.epsilon)
-        found = engine.solve(*arrays, tolerance, max_steps, torch.get_num_threads())
+        nodes, masses, ptr, weights, epsilon = _arrays(*_given(part))
+        (start,) = _arrays(part.start)
+        threads = torch.get_num_threads()
+        found = engine.solve(nodes, masses, ptr, start, weights, epsilon, tolerance, max_steps, threads)
         points, potential, self_potential, residual, steps, status, singular = map(torch.from_numpy, found)
         residual = residual.masked_fill(status == Status.NONFINITE.value, torch.nan)
         return spread(Flowed(points, potential, self_potential, residual, steps, singular), chosen, problem.start)
@@ -98,17 +100,16 @@ class CompiledEngine:
 
         chosen = solvable.nonzero().squeeze(-1)
         part = problem.select(chosen)
-        solution = (ended.points[chosen], ended.potential[chosen], ended.self_potential[chosen])
-        arrays = _arrays(*_given(part), *solution, part.point_masses, part.epsilon)
+        nodes, masses, ptr, weights, epsilon = _arrays(*_given(part))
+        points, *potentials = _arrays(ended.points[chosen], ended.potential[chosen], ended.self_potential[chosen])
         (upstream,) = _arrays(cotangent[chosen])
-        found = engine.adjoint(*arrays, ridge, upstream, torch.get_num_threads())
-        nodes, masses, epsilon, residual, sound = map(torch.from_numpy, found)
-        result = _among_all(
-            BackwardResult(nodes, masses, torch.zeros_like(part.point_masses), epsilon, {}, residual, ~sound),
-            problem,
-            solvable,
-            chosen,
+        threads = torch.get_num_threads()
+        found = engine.adjoint(
+            nodes, masses, ptr, points, potentials[0], potentials[1], weights, epsilon, ridge, upstream, threads
         )
+        to_nodes, to_masses, to_epsilon, residual, sound = map(torch.from_numpy, found)
+        own = BackwardResult(to_nodes, to_masses, torch.zeros_like(part.point_masses), to_epsilon, {}, residual, ~sound)
+        result = _among_all(own, problem, solvable, chosen)
         if bool(sound.all()):
             return result
         rest = TorchEngine().adjoint(problem, result.damped, ended, cotangent, ridge, wanted)
@@ -122,7 +123,8 @@ class CompiledEngine:
 
 
 def _given(problem: Problem) -> tuple[Tensor, ...]:
-    return problem.clouds.nodes, problem.clouds.masses, problem.clouds.ptr
+    clouds = problem.clouds
+    return clouds.nodes, clouds.masses, clouds.ptr, problem.point_masses, problem.epsilon
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

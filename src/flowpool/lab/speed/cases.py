@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowpool.lab.backbones import propagate
-from flowpool.lab.datasets import GraphDataset, load_dataset
+from flowpool.lab.backbones import prepare
+from flowpool.lab.datasets import GraphBatch, load_dataset
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,15 @@ def graph_case(name: str, width: int, num_points: int, count: int = 32, data: st
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[:count].tolist()
     generator = torch.Generator().manual_seed(1)
     if name == "MUTAG":
-        batch = propagate(dataset, "normalised").batch(chosen)
+        batch = prepare(dataset, "sgc", "normalised").batch(chosen)
         nodes = batch.x @ torch.randn(batch.x.shape[1], width, generator=generator) / batch.x.shape[1] ** 0.5
     else:
-        nodes, batch = _random_gin(dataset, chosen, width, generator)
+        batch = dataset.batch(chosen)
+        nodes = _random_gin(batch, width, generator)
     return Case(name, nodes.float().contiguous(), batch.batch, count, num_points)
 
 
-def _random_gin(
-    dataset: GraphDataset, chosen: list[int], width: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    batch = dataset.batch(chosen)
+def _random_gin(batch: GraphBatch, width: int, generator: torch.Generator) -> Tensor:
     nodes = batch.x
     for _ in range(2):
         summed = nodes.index_add(0, batch.edge_index[1], nodes[batch.edge_index[0]])
@@ -56,7 +54,7 @@ def _random_gin(
             weight = torch.randn(summed.shape[1], width, generator=generator) * (2 / summed.shape[1]) ** 0.5
             summed = (summed @ weight).relu()
         nodes = summed / summed.std()
-    return nodes, batch
+    return nodes
 
 
 def large_case(size: int, width: int = 16, num_points: int = 16) -> Case:

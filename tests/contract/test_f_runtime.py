@@ -1,0 +1,181 @@
+"""Section F of the contract: threads, processes, determinism, kernels, rows 40 to 48."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from contract.support import PROGRAMS, Pool, cloud, environment, index_of, radius, run, start, weighting
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowpool import Status
+from flowpool.divergence import sinkhorn_divergence
+
+
+def test_row_40_the_number_of_threads_changes_no_bit(engine: str) -> None:
+    assert float(run("bits.py", engine, "20", timeout=120)) == 0.0
+
+
+def test_row_41_eight_python_threads_at_once(engine: str) -> None:
+    assert int(run("python_threads.py", engine, "200", timeout=120)) == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_row_42_data_loader_workers_pool_after_the_parent_did(engine: str, method: str) -> None:
+    assert int(run("workers.py", engine, method, timeout=60)) == 4
+
+
+def _global_state() -> dict[str, Any]:
+    threads = {name: value for name, value in os.environ.items() if "THREAD" in name}
+    return {
+        "threads": torch.get_num_threads(),
+        "interop": torch.get_num_interop_threads(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "random": torch.get_rng_state().tolist(),
+        "flush": torch.tensor(1e-310, dtype=torch.float64).item(),
+        "environment": threads,
+        "signal": signal.getsignal(signal.SIGINT),
+    }
+
+
+def test_row_43_nothing_global_is_changed(pool: Pool) -> None:
+    before = _global_state()
+    x = cloud(9, 2).requires_grad_()
+    pool(x, index_of([5, 4])).points.sum().backward()
+    assert _global_state() == before
+    for wrong in ({"epsilon": -1.0}, {"masses": torch.zeros(9).double()}):
+        with pytest.raises(ValueError, match="epsilon|mass"):
+            pool(x, index_of([5, 4]), **wrong)
+        assert _global_state() == before
+
+
+def test_row_43_one_thread_means_one_thread(engine: str) -> None:
+    processor, wall, _ = map(float, run("one_thread.py", engine, threads=1).split())
+    assert processor <= 1.2 * wall
+
+
+def test_row_43_four_processes_of_one_thread_share_the_machine(engine: str) -> None:
+    """Each of four processes at once needs no more processor time than one alone does, within the noise of a cache."""
+    command = [sys.executable, str(PROGRAMS / "one_thread.py"), engine]
+    alone = float(run("one_thread.py", engine, threads=1).split()[0])
+    processes = [
+        subprocess.Popen(command, env=environment(1), stdout=subprocess.PIPE, text=True)  # noqa: S603
+        for _ in range(4)
+    ]
+    times = [float(process.communicate(timeout=60)[0].split()[0]) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    assert max(times) <= 3 * alone + 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_row_44_the_engine_sees_numbers_that_are_not_finite(pool: Pool, dtype: torch.dtype, value: float) -> None:
+    for place in range(5):
+        x = cloud(5, 2, dtype=dtype)
+        x[place, place % 2] = value
+        pooled = pool(x)
+        assert pooled.points.isnan().all()
+        assert pooled.residual.isnan().all()
+        assert pooled.status.tolist() == [Status.NONFINITE_INPUT]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("seed", range(3))
+def test_row_45_every_engine_gives_the_answer_of_torch(
+    pool: Pool, dtype: torch.dtype, tolerance: float, seed: int
+) -> None:
+    x, batch = cloud(17, 3, seed, dtype), index_of([4, 8, 5])
+    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    options: dict[str, Any] = {"reference": start(4, 3, dtype), "tolerance": 1e-13}
+    found, expected = pool(one, batch, **options), Pool("function", "torch")(other, batch, **options)
+    assert found.status.tolist() == expected.status.tolist()
+    assert float((found.points - expected.points).detach().abs().max()) <= tolerance * radius(x)
+    seed_of_loss = weighting(expected.points)
+    (gradient,) = torch.autograd.grad((seed_of_loss * found.points).sum(), one)
+    (known,) = torch.autograd.grad((seed_of_loss * expected.points).sum(), other)
+    assert float((gradient - known).norm()) <= 100 * tolerance * float(known.norm())
+
+
+def test_row_45_importing_compiles_nothing_and_writes_nothing() -> None:
+    assert run("importing.py").split("\n")[:2] == ["none", "none"]
+
+
+def test_row_46_two_hundred_thousand_nodes_and_sixty_four_points(engine: str) -> None:
+    finite, gap, status = run("large.py", engine, timeout=120).split()
+    assert finite == "1"
+    assert int(status) in (Status.OK, Status.MAX_STEPS)
+    assert float(gap) < 10
+
+
+@pytest.mark.parametrize("case", ["points", "ids", "dim_size"])
+def test_row_46_absurd_sizes_are_refused_with_a_message(engine: str, case: str) -> None:
+    found = run("absurd.py", engine, case)
+    assert found.startswith("ValueError")
+    assert any(word in found for word in ("memory", "bytes", "GB", "GiB", "fit"))
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 1e2])
+def test_row_47_a_call_is_bounded_whatever_epsilon_is(pool: Pool, epsilon: float) -> None:
+    x = cloud(620, 64, seed=1)
+    begin = time.perf_counter()
+    pooled = pool(x, num_points=4, epsilon=epsilon, max_steps=10)
+    assert int(pooled.steps[0]) <= 10
+    assert pooled.points.isfinite().all()
+    assert time.perf_counter() - begin < 30
+
+
+@pytest.mark.parametrize("num_nodes", [5000, 20_000])
+def test_row_47_an_interrupt_ends_the_call_within_a_second(engine: str, num_nodes: int) -> None:
+    command = [sys.executable, str(PROGRAMS / "long_call.py"), engine, str(num_nodes)]
+    process = subprocess.Popen(command, env=environment(1), stdout=subprocess.PIPE, text=True)  # noqa: S603
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        begin = time.perf_counter()
+        assert process.stdout.readline() == "interrupted\n"
+        assert time.perf_counter() - begin < 1.0
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+
+
+@given(st.integers(0, 10**6), st.integers(2, 8), st.sampled_from([0.03, 0.1, 1.0]))
+def test_row_48_plans_keep_the_masses_and_divergences_behave(
+    function: Pool, seed: int, num_nodes: int, epsilon: float
+) -> None:
+    x, masses = cloud(num_nodes, 2, seed), cloud(num_nodes, 1, seed + 1).abs().squeeze(1) + 0.05
+    pooled = function(x, masses=masses, epsilon=epsilon)
+    plan, scale = pooled.plan(0), radius(x) ** 2
+    assert float(plan.min()) >= 0
+    assert float((plan.sum(1) - 1 / 3).abs().max()) <= 1e-9
+    assert float((plan.sum(0) - masses / masses.sum()).abs().max()) <= 1e-9
+    assert float(pooled.divergence) >= -1e-9 * scale
+    one, other = pooled.points, x.unsqueeze(0)
+    forth = sinkhorn_divergence(one, other, epsilon * scale)
+    back = sinkhorn_divergence(other, one, epsilon * scale)
+    assert float(forth) >= -1e-9 * scale
+    assert float((forth - back).abs()) <= 1e-9 * scale
+    assert float(sinkhorn_divergence(other, other, epsilon * scale).abs()) <= 1e-9 * scale
+
+
+@pytest.mark.parametrize(("seed", "epsilon"), [(0, 0.05), (1, 0.1), (2, 1.0)])
+def test_row_48_the_flow_never_climbs(function: Pool, seed: int, epsilon: float) -> None:
+    x = cloud(6, 2, seed)
+    scale = radius(x) ** 2
+    total = int(function(x, epsilon=epsilon, tolerance=1e-9).steps[0])
+    values = torch.cat(
+        [function(x, epsilon=epsilon, max_steps=cap, tolerance=1e-9).divergence for cap in range(1, total + 1)]
+    )
+    assert bool((values >= -1e-9 * scale).all())
+    assert bool((values.diff() <= 1e-9 * scale).all())

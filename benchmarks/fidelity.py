@@ -52,7 +52,7 @@ def main() -> None:
     features, batch = mutag_clouds(width=options.width or None, count=options.count)
     dim = features.shape[1]
     reference = torch.randn(5, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    clouds = make_clouds(features, batch)
+    clouds, _ = make_clouds(features, batch)
     centred = clouds.nodes - clouds.mean()[clouds.batch]
     radius = clouds.sum(clouds.masses * centred.square().sum(-1)).sqrt()
     framed = clouds.moved(centred / radius[clouds.batch, None])

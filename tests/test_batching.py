@@ -17,7 +17,7 @@ def problem(graphs):
     start = torch.tensor([[0.0, 1.0], [1.0, -1.0], [-1.0, 0.2]], dtype=torch.float64).expand(len(graphs), 3, 2)
     level = torch.full((len(graphs),), 0.3, dtype=torch.float64)
     uniform = torch.full((3,), 1 / 3, dtype=torch.float64)
-    return Problem(make_clouds(nodes, batch), start, uniform, level, Geometry(SquaredEuclidean()), True)
+    return Problem(make_clouds(nodes, batch)[0], start, uniform, level, Geometry(SquaredEuclidean()), True)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 31, 33, 63, 100, 300, 1000, 4096, 4097, 5748])

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SEEN: set[str] = set()
 
 
 def run(name: str) -> str:
-    SEEN.add(name)
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200, check=False
     )
@@ -30,8 +28,8 @@ def numbers(pattern: str, text: str) -> list[float]:
 def test_train_mutag_learns() -> None:
     printed = run("train_mutag.py")
     losses = numbers(r"loss ([\d.]+);", printed)
-    assert len(losses) == 4
-    assert losses[-1] < losses[0]
+    assert len(losses) == 10
+    assert losses[-1] < 0.8 * losses[0]
     (accuracy,) = numbers(r"test accuracy ([\d.]+)", printed)
     assert accuracy > 0.7  # two thirds of the graphs belong to the larger class
 

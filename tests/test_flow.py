@@ -27,7 +27,7 @@ def standardised(clouds):
 @pytest.mark.parametrize("level", [0.3, 0.1])
 def test_mutag_graphs_end_in_the_basin_of_the_fine_flow(level):
     features, batch = mutag_clouds(width=8, count=24, seed=3)
-    clouds = standardised(make_clouds(features, batch))
+    clouds = standardised(make_clouds(features, batch)[0])
     start = references.normal(5, 8, seed=1).double().expand(24, 5, 8)
     uniform = torch.full((5,), 0.2, dtype=torch.float64)
     problem = Problem(

@@ -259,6 +259,12 @@ def test_narrow_dtypes_are_computed_wide_and_returned_as_they_came(dtype: torch.
     assert float(error.max()) <= 2 * torch.finfo(dtype).eps
 
 
+def test_the_reference_is_not_rounded_to_the_features() -> None:
+    layer = FlowPool(1, 48, on_failure="ignore")
+    assert len(layer.reference.bfloat16().unique()) < 48  # rounded, some of its points would be one
+    layer(features(20, 1, dtype=torch.bfloat16))
+
+
 def test_float64_features_are_not_rounded_to_the_reference() -> None:
     layer = FlowPool(2, 3)
     assert layer.reference.dtype == torch.float32
@@ -286,7 +292,13 @@ class MatrixCost(costs.Cost):
         return self.linear(x - y).square().sum(-1)
 
 
-@pytest.mark.parametrize("cost", ["sqeuclidean", MatrixCost(), lambda x, y: (x - y).square().sum(-1)])
+def product_cost(x: Tensor, y: Tensor) -> Tensor:
+    """A squared distance in expanded form: rounded to bfloat16, its matrix product would not be symmetric."""
+    metric = torch.tensor([[1.0, 0.3], [0.3, 0.7]], dtype=x.dtype)
+    return (x @ metric * x).sum(-1) + (y @ metric * y).sum(-1) - 2 * (x @ metric * y).sum(-1)
+
+
+@pytest.mark.parametrize("cost", ["sqeuclidean", MatrixCost(), product_cost])
 def test_autocast_changes_nothing_inside(cost: Any) -> None:
     layer, linear = FlowPool(2, 3, cost=cost), nn.Linear(2, 2)
     x = features(dtype=torch.float32)
@@ -396,10 +408,14 @@ def test_the_reference_is_drawn_from_the_seed_and_leaves_the_random_state_alone(
 
 def test_a_given_reference_is_copied() -> None:
     given = features(3)
+    expected = given.clone()
     layer = FlowPool(2, 3, reference=given)
-    assert torch.equal(layer.reference, given)
     given.zero_()
-    assert not torch.equal(layer.reference, given)
+    assert torch.equal(layer.reference, expected)
+    layer.fit_reference(clusters())
+    assert not torch.equal(layer.reference, expected)
+    layer.reset_parameters()
+    assert torch.equal(layer.reference, expected)
 
 
 @pytest.mark.parametrize("reference", ["normal", torch.randn(3, 2)])

@@ -63,8 +63,8 @@ def test_operators_pass_opcheck(layout):
     if layout == "strided":
         nodes = nodes.T.contiguous().T
         masses = torch.stack([masses, masses], -1)[:, 0]
-    opcheck(ops.arrange, (BATCH, None, MASSES, 14, 4))
-    opcheck(ops.arrange, (None, ptr, None, 14, 4))
+    opcheck(ops.arrange, (NODES, BATCH, None, MASSES, 4))
+    opcheck(ops.arrange, (nodes, None, ptr, None, 4))
     leaves = [x.detach().requires_grad_() for x in (nodes, masses, epsilon)]
     settings = (1e-9, 1000, 1e-18)
     opcheck(ops.solve, (leaves[0], leaves[1], ptr, solvable, start, weights, leaves[2], *settings))

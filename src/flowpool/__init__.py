@@ -17,7 +17,9 @@ def __getattr__(name: str) -> Any:
     if name in ("FlowPool", "register_with_pyg"):
         try:
             from flowpool import layer
-        except ImportError as error:
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("torch_geometric"):
+                raise
             raise ImportError(f"flowpool.{name} needs PyTorch Geometric: pip install 'flowpool[pyg]'.") from error
         return getattr(layer, name)
     raise AttributeError(f"module 'flowpool' has no attribute {name!r}")

@@ -195,6 +195,19 @@ def pool(
 
 
 @app.command()
+def figures(
+    names: Annotated[list[str] | None, typer.Argument(help="Which figures; all unless given.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("figures"),
+) -> None:
+    """Compute the paper's figures: PNG, SVG, the data as CSV, and a caption each."""
+    with plain_errors():
+        from flowpool.lab.figures.bar import make_figures_with_bar
+
+        for made in make_figures_with_bar(names or [], out):
+            typer.echo(f"{made.name}: {made.caption}\n")
+
+
+@app.command()
 def bench(
     out: Annotated[Path, typer.Option(help="Folder for bench.csv and bench.png.")] = Path("runs/bench"),
     large: Annotated[bool, typer.Option(help="Also one graph of 100,000 and one of 1,000,000 nodes.")] = True,

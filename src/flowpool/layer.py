@@ -189,7 +189,8 @@ class FlowPool(Aggregation):
         if dim not in (-2, 0):
             raise ValueError(f"dim is {dim}; pooling goes over the nodes of (num_nodes, {self.in_channels}): pass -2.")
         pooled = self.pooled(x, index, ptr, dim_size, masses)
-        self._conclude(pooled)
+        if not torch.compiler.is_compiling():  # a traced graph has no side effects: no report, and nothing to act on
+            self._conclude(pooled)
         points = pooled.points.flatten(1)  # (B, M * D)
         if max_num_elements is not None:
             sizes = self.reduce(points.new_ones(x.shape[0], 1), index, ptr, dim_size, dim=0)

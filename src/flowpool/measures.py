@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_MOST_GRAPHS = 2**26
+
 
 @dataclass(frozen=True)
 class Clouds:
@@ -76,8 +78,8 @@ def make_clouds(
     ptr: Tensor | None = None,
     masses: Tensor | None = None,
     num_graphs: int | None = None,
-) -> Clouds:
-    """Checked measures of a batch of graphs.
+) -> tuple[Clouds, Tensor]:
+    """Checked measures of a batch of graphs, and which node of the caller stands at each place ``(N,)``.
 
     Args:
         nodes: Y, ``(N, D)`` floating point.
@@ -87,8 +89,8 @@ def make_clouds(
         masses: b, ``(N,)``, not yet normalised; ``None`` gives all nodes of a graph the same mass.
         num_graphs: B, when it is more than the ids show (trailing graphs without nodes).
 
-    Returns:
-        :class:`Clouds`; gradients flow back to ``nodes`` and ``masses`` in the caller's order.
+    Gradients flow back to ``nodes`` and ``masses`` in the caller's order. Inside a graph the nodes are put into an
+    order that depends on their features alone, so that the order they were given in cannot even change the rounding.
     """
     check_features(nodes)
     if masses is not None:
@@ -96,41 +98,45 @@ def make_clouds(
             raise TypeError(f"masses is a {type(masses).__name__}; pass a tensor of shape (num_nodes,), or None.")
         require_like(masses, nodes, "masses")
     if torch.compiler.is_compiling() and num_graphs is not None and not (batch is None and ptr is None):
-        offsets, order = torch.ops.flowpool.arrange(batch, ptr, masses, nodes.shape[0], num_graphs)
+        offsets, order = torch.ops.flowpool.arrange(nodes.detach(), batch, ptr, masses, num_graphs)
     else:
-        offsets, order = arrange_nodes(batch, ptr, masses, nodes.shape[0], num_graphs)
-        offsets, order = offsets.to(nodes.device), None if order is None else order.to(nodes.device)
-    weights = nodes.new_ones(nodes.shape[0]) if masses is None else masses
-    if order is not None:
-        nodes, weights = nodes[order], weights[order]
-    clouds = Clouds.from_ptr(nodes, weights, offsets)
-    return Clouds(nodes, weights / clouds.sum(weights)[clouds.batch], offsets, clouds.batch)
+        offsets, order = arrange_nodes(nodes.detach(), batch, ptr, masses, num_graphs)
+    weights = nodes.new_ones(nodes.shape[0]) if masses is None else masses[order]
+    clouds = Clouds.from_ptr(nodes[order], weights, offsets)
+    return Clouds(clouds.nodes, weights / clouds.sum(weights)[clouds.batch], offsets, clouds.batch), order
 
 
 def arrange_nodes(
-    batch: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_nodes: int, num_graphs: int | None
-) -> tuple[Tensor, Tensor | None]:
-    """Offsets of the graphs and the stable order that sorts the nodes (``None``: sorted already), after all checks."""
-    if num_graphs is not None and num_graphs < 0:
-        raise ValueError(f"dim_size is {num_graphs}; the number of graphs cannot be negative.")
-    order = None
+    nodes: Tensor, batch: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int | None
+) -> tuple[Tensor, Tensor]:
+    """Offsets of the graphs and the order that sorts the nodes by graph and then by features, after all checks."""
+    num_nodes = nodes.shape[0]
+    if num_graphs is not None and not 0 <= num_graphs <= _MOST_GRAPHS:
+        raise ValueError(
+            f"dim_size is {num_graphs}; pass a number of graphs from 0 to {_MOST_GRAPHS} that fits in memory."
+        )
     if ptr is not None:
         offsets = _checked_ptr(ptr, num_nodes, num_graphs)
         if batch is not None:
             _check_agreement(_checked_index(batch, num_nodes, offsets.numel() - 1), offsets)
+        graph = torch.arange(offsets.numel() - 1, device=offsets.device).repeat_interleave(offsets.diff())
     elif batch is not None:
-        index = _checked_index(batch, num_nodes, num_graphs)
-        found = int(index.max()) + 1 if num_nodes else 0
-        offsets = _offsets(torch.bincount(index, minlength=found if num_graphs is None else num_graphs))
-        if num_nodes and bool((index.diff() < 0).any()):
-            order = index.argsort(stable=True)
+        graph = _checked_index(batch, num_nodes, num_graphs)
+        found = int(graph.max()) + 1 if num_nodes else 0
+        offsets = _offsets(torch.bincount(graph, minlength=found if num_graphs is None else num_graphs))
     else:
         if num_graphs not in (None, 1):
             raise ValueError(f"dim_size is {num_graphs}, but without batch or ptr all nodes form one graph.")
+        graph = torch.zeros(num_nodes, dtype=torch.long)
         offsets = torch.tensor([0, num_nodes])
+    graph, offsets = graph.to(nodes.device), offsets.to(nodes.device)
+    # Any fixed direction tells different nodes apart; sums over the last axis have the same bits in every row.
+    direction = torch.arange(1, nodes.shape[1] + 1, device=nodes.device, dtype=nodes.dtype).cos()
+    by_features = (nodes * direction).sum(-1).argsort(stable=True)
+    order = by_features[graph[by_features].argsort(stable=True)]
     if masses is not None:
         _check_masses(masses, num_nodes)
-        _check_totals(masses if order is None else masses[order.to(masses.device)], offsets)
+        _check_totals(masses[order], offsets)
     return offsets, order
 
 
@@ -170,7 +176,7 @@ def _checked_index(batch: Tensor, num_nodes: int, num_graphs: int | None) -> Ten
         known = "" if num_graphs is None else f" and below dim_size={num_graphs}"
         raise ValueError(f"batch[{node}] is {int(index[node])}; graph ids must be at least 0{known}.")
     # bincount would otherwise try to allocate whatever a corrupt id asks for.
-    if num_graphs is None and num_nodes and int(index.max()) >= 2**31:
+    if num_graphs is None and num_nodes and int(index.max()) >= _MOST_GRAPHS:
         node = int(index.argmax())
         raise ValueError(f"batch[{node}] is {int(index[node])}; that many graphs do not fit. Pass ids 0..B-1.")
     return index

@@ -20,21 +20,18 @@ from flowpool.measures import Clouds, arrange_nodes
 
 @torch.library.custom_op("flowpool::arrange", mutates_args=())
 def arrange(
-    index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_nodes: int, num_graphs: int
+    nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
 ) -> tuple[Tensor, Tensor]:
-    """Offsets ``(B + 1,)`` of the graphs and the stable order ``(N,)`` that sorts the nodes; checks all values."""
-    found, order = arrange_nodes(index, ptr, masses, num_nodes, num_graphs)
-    offsets = found.clone()
-    return offsets, torch.arange(num_nodes, device=offsets.device) if order is None else order
+    """Offsets ``(B + 1,)`` of the graphs and the order ``(N,)`` that sorts the nodes; checks all values."""
+    offsets, order = arrange_nodes(nodes, index, ptr, masses, num_graphs)
+    return offsets.clone(), order
 
 
 @arrange.register_fake
 def _(
-    index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_nodes: int, num_graphs: int
+    nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
 ) -> tuple[Tensor, Tensor]:
-    like = index if index is not None else ptr
-    assert like is not None  # noqa: S101 - the caller passes one
-    return like.new_empty(num_graphs + 1, dtype=torch.long), like.new_empty(num_nodes, dtype=torch.long)
+    return nodes.new_empty(num_graphs + 1, dtype=torch.long), nodes.new_empty(nodes.shape[0], dtype=torch.long)
 
 
 def _problem(

@@ -8,12 +8,11 @@ optimality condition; everything around it is left to autograd.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flowpool import batching, costs, engines, ops, references
 from flowpool.batching import Problem
@@ -28,6 +27,7 @@ from flowpool.status import Status
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
 
 _UNROLLED_STEP = 0.25
+_MOST_BYTES = 2**36  # for the result and for the plan of the points with themselves
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,27 @@ def flow_pool(
         not touched.
     """
     options = Options(debias, gradient, tolerance, max_steps, step_size, ridge, engine)
+    if torch.is_inference_mode_enabled():
+        # Costs without a closed form are differentiated inside the solver, which inference mode would forbid.
+        given = [x.clone() if isinstance(x, Tensor) else x for x in (nodes, reference, masses, point_masses, epsilon)]
+        nodes, reference, masses, point_masses, epsilon = given
+        with torch.inference_mode(False), torch.no_grad():
+            return flow_pool(
+                *(nodes, batch, ptr),
+                reference=reference,
+                masses=masses,
+                point_masses=point_masses,
+                dim_size=dim_size,
+                cost=cost,
+                epsilon=epsilon,
+                relative=relative,
+                **asdict(options),
+            )
     check_features(nodes)
-    references.check(reference, nodes.shape[1], values=not torch.compiler.is_compiling())
+    references.check_shape(reference, nodes.shape[1])
     require_like(reference, nodes, "reference")
+    if not torch.compiler.is_compiling():
+        references.check_values(reference)
     ground = costs.resolve(cost)
     precision = torch.float32 if nodes.device.type == "mps" else torch.float64
     if isinstance(masses, Tensor):
@@ -124,7 +142,8 @@ def flow_pool(
     if debias:
         _check_symmetry(ground, reference)
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
-        clouds = make_clouds(nodes.to(precision), batch, ptr, masses, dim_size)
+        clouds, order = make_clouds(nodes.to(precision), batch, ptr, masses, dim_size)
+        _check_size(clouds.num_graphs, *reference.shape)
         geometry = costs.bind(ground, precision, nodes.device)
         weights = _checked_point_masses(point_masses, reference).to(precision)
         level = _checked_epsilon(epsilon, clouds, precision)
@@ -139,7 +158,7 @@ def flow_pool(
         status = torch.where(finite, status, Status.NONFINITE.value)
         status = torch.where(frame.broken, Status.NONFINITE_INPUT.value, status).to(torch.int8)
         residual = torch.where(frame.broken, torch.nan, ended.residual)
-    behind = Solution(_detached(problem), Flowed(*(x.detach() for x in ended)), frame.solvable, frame.cost_unit)
+    behind = Solution(_detached(problem), Flowed(*(x.detach() for x in ended)), frame.solvable, frame.cost_unit, order)
     return Pooled(points, residual, ended.steps, status, report, behind)
 
 
@@ -195,8 +214,11 @@ class _Implicit(torch.autograd.Function):
         return tuple(ended)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        # Grad mode is on here only under create_graph. Not every input makes the result require a gradient, so a check
+        # of the result alone would let a wrong second derivative through.
+        if torch.is_grad_enabled():
+            raise RuntimeError("flow_pool cannot be differentiated twice; call backward or grad without create_graph.")
         call: _Call = ctx.call
         if upstream is None:
             return (None,) * (5 + len(call.names))
@@ -227,6 +249,15 @@ def _detached(problem: Problem) -> Problem:
         Geometry(problem.geometry.cost, {name: value.detach() for name, value in tensors.items()}),
         problem.debias,
     )
+
+
+def _check_size(num_graphs: int, num_points: int, dim: int) -> None:
+    needed = 8 * num_points * max(num_graphs * dim, num_points)
+    if needed > _MOST_BYTES:
+        raise ValueError(
+            f"{num_graphs} graphs with {num_points} points of {dim} features need at least {needed:.1e} bytes of "
+            "memory; pool to fewer points, or fewer graphs at a time."
+        )
 
 
 def _checked_epsilon(epsilon: float | Tensor, clouds: Clouds, precision: torch.dtype) -> Tensor:

@@ -35,6 +35,7 @@ class Solution(NamedTuple):
     ended: Flowed
     solvable: Tensor  # (B,) bool
     cost_unit: Tensor  # (B,), how much the frame's unit of cost is outside
+    order: Tensor  # (N,), which node of the caller stands at each place
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Pooled:
         It includes the transport of each node cloud to itself, whose cost grows with the square of its size. Zero for
         graphs without nodes or with one distinct node, NaN where the points are.
         """
-        problem, ended, solvable, unit = self._solution
+        problem, ended, solvable, unit, _ = self._solution
         result = torch.where(self.status == Status.NONFINITE_INPUT.value, torch.nan, torch.zeros_like(unit))
         chosen = solvable.nonzero().squeeze(-1)
         for bucket in batching.buckets(replace(problem.select(chosen), debias=True)):
@@ -89,12 +90,14 @@ class Pooled:
         if not -num_graphs <= graph < num_graphs:
             raise IndexError(f"graph {graph} of a batch of {num_graphs}.")
         one = slice(graph % num_graphs, graph % num_graphs + 1)
-        problem, ended, solvable, _ = self._solution
+        problem, ended, solvable, _, order = self._solution
         nodes, masses = (x.unsqueeze(0) for x in problem.clouds.cloud(one.start))
+        as_given = order[problem.clouds.ptr[one.start] : problem.clouds.ptr[one.stop]].argsort()
         if not bool(solvable[one]):
             # One distinct node, or none: every point takes its share of everything.
             value = torch.nan if int(self.status[one]) == Status.NONFINITE_INPUT.value else 1.0
-            return value * problem.point_masses[:, None] * masses[0]
+            return value * problem.point_masses[:, None] * masses[0, as_given]
         cost = problem.geometry.matrix(ended.points[one], nodes)
         weights = problem.point_masses.unsqueeze(0)
-        return sinkhorn.solve(cost, weights, masses, problem.epsilon[one], ended.potential[one]).plan[0]
+        solved = sinkhorn.solve(cost, weights, masses, problem.epsilon[one], ended.potential[one])
+        return solved.plan[0, :, as_given]

@@ -45,8 +45,14 @@ def kmeans(features: Tensor, num_points: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(fitted.cluster_centers_).to(features.dtype)
 
 
-def check(reference: Tensor, num_features: int, values: bool = True) -> None:
-    """Raises unless ``reference`` is ``(M, D)`` and, if its values are looked at, a finite cloud of distinct points."""
+def check(reference: Tensor, num_features: int) -> None:
+    """Raises unless ``reference`` is a finite ``(M, D)`` cloud of distinct points."""
+    check_shape(reference, num_features)
+    check_values(reference)
+
+
+def check_shape(reference: Tensor, num_features: int) -> None:
+    """Raises unless ``reference`` is a tensor ``(M, D)``."""
     if not isinstance(reference, Tensor):
         raise TypeError(
             f"reference is a {type(reference).__name__}; pass a tensor of shape (num_points, num_features)."
@@ -56,11 +62,13 @@ def check(reference: Tensor, num_features: int, values: bool = True) -> None:
             f"reference has shape {tuple(reference.shape)}; expected (num_points, {num_features}) "
             "with at least one point."
         )
-    if not values:
-        return
+
+
+def check_values(reference: Tensor) -> None:
+    """Raises unless the points of ``reference`` are finite and distinct."""
     if not bool(reference.isfinite().all()):
         raise ValueError("reference holds NaN or infinite values; pass finite points.")
-    _, group = torch.unique(reference.detach().cpu(), dim=0, return_inverse=True)
+    _, group = torch.unique(reference.detach().cpu().double(), dim=0, return_inverse=True)
     if len(group.unique()) < len(group):
         same = (group[:, None] == group).triu(1).nonzero()[0]
         raise ValueError(

@@ -74,7 +74,7 @@ def time_ott(case: Case, epsilon: float, steps: int) -> OttRun:
 def framed(case: Case, epsilon: float) -> Problem:
     """The case as the solver sees it."""
     reference = torch.randn(case.num_points, case.width, generator=torch.Generator().manual_seed(0)).double()
-    clouds = make_clouds(case.nodes.double(), case.batch, num_graphs=case.num_graphs)
+    clouds, _ = make_clouds(case.nodes.double(), case.batch, num_graphs=case.num_graphs)
     levels = torch.full((case.num_graphs,), epsilon, dtype=torch.float64)
     geometry = Geometry(SquaredEuclidean())
     frame = make_frame(clouds, geometry, levels, reference, True)

@@ -1,0 +1,41 @@
+"""A cost of your own, with parameters that are learnt through the pool.
+
+Every cloud has two groups that are apart along the first feature; the second feature is loud noise. Under the plain
+squared Euclidean cost the two pooled points are torn apart by the noise. The learned cost finds out by itself that the
+second feature is of no use.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from flowpool import FlowPool
+
+
+class WeightedCost(nn.Module):
+    """Squared differences, one positive weight per feature; any callable with these shapes is a cost."""
+
+    def __init__(self, in_channels: int) -> None:
+        super().__init__()
+        self.logarithm = nn.Parameter(torch.zeros(in_channels))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # (..., M, 1, D) and (..., 1, N, D) to (..., M, N)
+        return ((x - y).square() * self.logarithm.exp()).sum(-1)
+
+
+torch.manual_seed(0)
+gap = 1 + torch.rand(16)  # (16,), what is to be read off the pooled points
+side = torch.tensor([-0.5, 0.5]).repeat(6)  # (12,), group of each node
+x = torch.stack([gap[:, None] * side, 1.5 * torch.randn(16, 12)], -1).flatten(0, 1)  # (16 * 12, 2)
+batch = torch.arange(16).repeat_interleave(12)
+
+pool = FlowPool(2, 2, cost=WeightedCost(2), tolerance=1e-3)
+optimiser = torch.optim.Adam(pool.parameters(), lr=0.5)
+for step in range(8):
+    optimiser.zero_grad()
+    points = pool(x, batch).view(16, 2, 2)
+    found = (points[:, 0, 0] - points[:, 1, 0]).abs()
+    loss = (found - gap).square().mean()
+    loss.backward()
+    optimiser.step()
+    weights = pool.cost.function.logarithm.exp()
+    print(f"step {step}: error {loss.item():.3f}, weight of the noise {(weights[1] / weights[0]).item():.3f}")

@@ -30,7 +30,7 @@ def test_train_mutag_learns() -> None:
     losses = numbers(r"loss ([\d.]+);", printed)
     assert len(losses) == 10
     assert losses[-1] < 0.8 * losses[0]
-    (accuracy,) = numbers(r"test accuracy ([\d.]+)", printed)
+    (accuracy,) = numbers(r"held-out accuracy ([\d.]+)", printed)
     assert accuracy > 0.7  # two thirds of the graphs belong to the larger class
 
 

@@ -245,3 +245,26 @@ def test_other_precisions_are_computed_in_float64_and_returned_as_given(dtype):
     exact = flow_pool(nodes.double(), BATCH, reference=reference.double(), engine="torch")
     assert pooled.points.dtype == dtype
     assert torch.equal(pooled.points, exact.points.to(dtype))
+
+
+@pytest.mark.parametrize("cost", ["sqeuclidean", "cosine"])
+def test_inference_mode_changes_nothing(cost):
+    nodes = NODES + 2
+    expected = flow_pool(nodes, BATCH, reference=REFERENCE, cost=cost)
+    with torch.inference_mode():
+        found = flow_pool(nodes, BATCH, reference=REFERENCE, cost=cost)
+    assert torch.equal(found.points, expected.points)
+
+
+@pytest.mark.parametrize("name", ["nodes", "epsilon"])
+def test_second_derivatives_are_refused_also_where_the_first_is_constant(name):
+    inputs = {"nodes": NODES.clone(), "epsilon": torch.tensor(0.3, dtype=torch.float64)}
+    inputs[name].requires_grad_()
+    pooled = flow_pool(inputs["nodes"], BATCH, reference=REFERENCE, epsilon=inputs["epsilon"])
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        torch.autograd.grad(pooled.points.sum(), inputs[name], create_graph=True)
+
+
+def test_plan_columns_follow_the_order_in_which_nodes_were_given():
+    pooled = flow_pool(NODES[:6], reference=REFERENCE, masses=MASSES[:6], **TIGHT)
+    assert torch.allclose(pooled.plan(0).sum(0), MASSES[:6] / MASSES[:6].sum())

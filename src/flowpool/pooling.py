@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from flowpool.status import Status
 
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
 
+Value = TypeVar("Value")
 _UNROLLED_STEP = 0.25
 _MOST_BYTES = 2**36  # for the result and for the plan of the points with themselves
 
@@ -115,17 +116,17 @@ def flow_pool(
     options = Options(debias, gradient, tolerance, max_steps, step_size, ridge, engine)
     if torch.is_inference_mode_enabled():
         # Costs without a closed form are differentiated inside the solver, which inference mode would forbid.
-        given = [x.clone() if isinstance(x, Tensor) else x for x in (nodes, reference, masses, point_masses, epsilon)]
-        nodes, reference, masses, point_masses, epsilon = given
         with torch.inference_mode(False), torch.no_grad():
             return flow_pool(
-                *(nodes, batch, ptr),
-                reference=reference,
-                masses=masses,
-                point_masses=point_masses,
+                _outside_inference(nodes),
+                batch,
+                ptr,
+                reference=_outside_inference(reference),
+                masses=_outside_inference(masses),
+                point_masses=_outside_inference(point_masses),
                 dim_size=dim_size,
                 cost=cost,
-                epsilon=epsilon,
+                epsilon=_outside_inference(epsilon),
                 relative=relative,
                 **asdict(options),
             )
@@ -249,6 +250,10 @@ def _detached(problem: Problem) -> Problem:
         Geometry(problem.geometry.cost, {name: value.detach() for name, value in tensors.items()}),
         problem.debias,
     )
+
+
+def _outside_inference(value: Value) -> Value:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _check_size(num_graphs: int, num_points: int, dim: int) -> None:

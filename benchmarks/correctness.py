@@ -8,8 +8,6 @@ Worst cases over random problems; nothing is asserted here, the tests do that.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from torch import Tensor
 from flowpool import flow_pool
 from flowpool.divergence import make_energy, sinkhorn_divergence
 from flowpool.hessian import hessian
+from flowpool.lab.figures.memory import TensorMemory
 
 TIGHT = {"tolerance": 1e-12, "max_steps": 3000}
 
@@ -154,30 +153,16 @@ def invariances(engine: str) -> dict[str, float]:
     return worst
 
 
-MEMORY = """
-import resource, sys, torch
-from flowpool import flow_pool
-gradient, steps = sys.argv[1], int(sys.argv[2])
-nodes = torch.randn(64 * 30, 8, generator=torch.Generator().manual_seed(0))
-batch = torch.arange(64).repeat_interleave(30)
-reference = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
-def run(count):
-    x = nodes.clone().requires_grad_()
-    options = dict(reference=reference, epsilon=0.1, step_size=0.01, tolerance=1e-12, engine="torch", gradient=gradient)
-    flow_pool(x, batch, max_steps=count, **options).points.sum().backward()
-run(2)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-run(steps)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, before / 1024)
-"""
-
-
-def peak_memory(gradient: str, steps: int) -> tuple[float, float]:
-    """Resident peak of a process after so many steps and before them, in MB."""
-    command = [sys.executable, "-c", MEMORY, gradient, str(steps)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603
-    after, before = map(float, output.split())
-    return after, before
+def peak_memory(gradient: str, steps: int) -> float:
+    """Peak of the memory that tensors hold in a forward and backward pass of so many small steps, in MB."""
+    nodes, _ = cloud(0, 64 * 30, 8)
+    reference, _ = cloud(1, 5, 8)
+    batch = torch.arange(64).repeat_interleave(30)
+    options = {"epsilon": 0.1, "step_size": 0.001, "tolerance": 1e-12, "engine": "torch", "gradient": gradient}
+    with TensorMemory() as memory:
+        inputs = nodes.requires_grad_()
+        flow_pool(inputs, batch, reference=reference, max_steps=steps, **options).points.sum().backward()
+    return memory.peak / 1e6
 
 
 def main() -> None:
@@ -196,9 +181,7 @@ def main() -> None:
         print(f"{engine}: " + ", ".join(f"{name} {value:.1e}" for name, value in invariances(engine).items()))
     for gradient in ("implicit", "unrolled"):
         few, many = peak_memory(gradient, 10), peak_memory(gradient, 1000)
-        print(
-            f"peak memory, {gradient}: {few[0]:.0f} MB at 10 steps, {many[0]:.0f} MB at 1000 ({few[1]:.0f} MB before)"
-        )
+        print(f"peak of tensor memory, {gradient}: {few:.2f} MB at 10 steps, {many:.2f} MB at 1000")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -253,7 +253,7 @@ def _detached(problem: Problem) -> Problem:
 
 
 def _outside_inference(value: Value) -> Value:
-    return value.clone() if isinstance(value, Tensor) else value
+    return cast(Value, value.clone()) if isinstance(value, Tensor) else value
 
 
 def _check_size(num_graphs: int, num_points: int, dim: int) -> None:

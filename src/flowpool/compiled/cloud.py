@@ -1,0 +1,302 @@
+"""The nodes of one graph made small: equal nodes merged, coordinates rotated into their hull.
+
+X* lies in the hull of the nodes. Directions of the start that lead out of it are kept as further coordinates of the points,
+at most M of them, in which the nodes are zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowpool.compiled.jit import kernel, shared
+from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store, total
+from flowpool.compiled.linear import padded
+from flowpool.compiled.rows import part, stay_apart
+from flowpool.compiled.scratch import place_track, place_work, reserve
+
+PLACES = 64  # entries of a table of places, at least as many as a record has fields
+SINGULAR_LIMIT = 512  # the same for graphs with few atoms, whose points merge and make the Hessian singular
+DENSE_LIMIT = 100  # largest M Q for which the Hessian is formed; beyond, products are cheaper than factors
+
+HULL_TOLERANCE = 1e-10  # distance from the hull, relative to the farthest node, that counts as nothing
+START_TOLERANCE = 1e-13  # the same for the start, relative to its own size
+END_TOLERANCE = 1e-9  # the same for X*
+
+
+class Cloud(NamedTuple):
+    """One graph as the kernels see it: N atoms, R coordinates.
+
+    ``coordinates`` has a row of ones, the R coordinates, and then their products if the Hessian is to be formed.
+    """
+
+    length: Any  # N, padded
+    hull: Any  # R
+    dense: Any  # whether the Hessian is to be formed
+    point_masses: Any  # (1, M)
+    masses: Any  # (1, N)
+    coordinates: Any  # (1 + R + ..., N)
+    weighted: Any  # coordinates times masses, (R, N)
+    basis: Any  # (R + M, D)
+    parked: Any  # scratch, (M, D)
+    outside: Any  # scratch, (M, D)
+    row: Any  # scratch, (1, N) or (1, D), whichever is longer
+
+
+@shared
+def is_dense(count, features, atoms):  # type: ignore[no-untyped-def]
+    """Whether the Hessian of a graph is formed: where it is small, or likely to be singular, which only a factor shows."""
+    size = count * min(features, atoms + count)
+    return size <= DENSE_LIMIT or (atoms <= 2 * count and size <= SINGULAR_LIMIT)
+
+
+@shared
+def place_cloud(places, used, count, features, length, hull, dimension, dense):  # type: ignore[no-untyped-def]
+    """Numbers used by the arrays of :class:`Cloud`, and by what is left of the nodes while they are rotated."""
+    columns = 1 + hull + hull * (hull + 1) // 2 if dense else 1 + hull
+    used = reserve(places, 0, 1, used, 1, count)
+    used = reserve(places, 1, 1, used, 1, length)
+    used = reserve(places, 2, 1, used, columns, length)
+    used = reserve(places, 3, 1, used, hull, length)
+    used = reserve(places, 4, 1, used, dimension + 1, features)
+    used = reserve(places, 5, 2, used, count, features)
+    used = reserve(places, 7, 1, used, 1, max(length, features))
+    return reserve(places, 8, 1, used, features, length)
+
+
+def scratch_size(count: int, features: int, most: int) -> int:
+    """Numbers that a thread needs for graphs of up to ``most`` nodes."""
+    # A smaller graph may need more than the largest, because its Hessian is formed.
+    smaller = max((n for n in range(1, min(most, max(DENSE_LIMIT, 2 * count)) + 1) if is_dense(count, features, n)), default=1)
+    return max(_numbers(count, features, most), _numbers(count, features, smaller))
+
+
+def _numbers(count: int, features: int, atoms: int) -> int:
+    places = np.empty((PLACES, 2), np.int64)
+    dense = is_dense(count, features, atoms)
+    hull = min(features, atoms)
+    dimension = min(features, hull + count)
+    used = place_cloud(places, 0, count, features, padded(atoms), hull, dimension, dense)
+    used = place_track(places, used, count, dimension)
+    used = place_work(places, used, count, padded(atoms), hull, dimension, dense)
+    return int(used)
+
+
+@kernel
+def make_cloud(nodes, features, members, merged, atoms, given_masses, buffer, places):  # type: ignore[no-untyped-def]
+    """The cloud of some atoms, and how many numbers of the buffer are used."""
+    stay_apart()
+    count = len(given_masses)
+    length = padded(atoms)
+    reach = min(features, atoms)
+    dense = is_dense(count, features, atoms)
+    used = place_cloud(places, 0, count, features, length, reach, min(features, reach + count), dense)
+    point_masses = part(buffer, places[0, 0], places[0, 1])
+    masses = part(buffer, places[1, 0], places[1, 1])
+    coordinates = part(buffer, places[2, 0], places[2, 1])
+    basis = part(buffer, places[4, 0], places[4, 1])
+    row = part(buffer, places[7, 0], places[7, 1])
+    rest = part(buffer, places[8, 0], places[8, 1])
+    for i in range(count):
+        point_masses[0, i] = given_masses[i]
+    for j in range(length):
+        masses[0, j] = merged[j] if j < atoms else 0.0
+    hull = rotate_nodes(nodes, features, members, atoms, basis, rest, coordinates, row)
+    weighted = part(buffer, places[3, 0], places[3, 1])
+    for e in range(hull):
+        for j in range(0, length, WIDTH):
+            store(weighted, e, j, multiply(load(masses, 0, j), load(coordinates, 1 + e, j)))
+    if dense:
+        fill_moment_columns(coordinates, length, hull)
+    parked = part(buffer, places[5, 0], places[5, 1])
+    outside = part(buffer, places[6, 0], places[6, 1])
+    return Cloud(length, hull, dense, point_masses, masses, coordinates, weighted, basis, parked, outside, row), used
+
+
+@shared
+def fill_moment_columns(nodes, length, hull):  # type: ignore[no-untyped-def]
+    """Completes the rows ``1, y_1 .. y_R`` of the nodes by the products ``y_e y_c`` with c <= e."""
+    row = 1 + hull
+    for e in range(hull):
+        for c in range(e + 1):
+            for j in range(0, length, WIDTH):
+                store(nodes, row, j, multiply(load(nodes, 1 + e, j), load(nodes, 1 + c, j)))
+            row += 1
+
+
+@kernel
+def merge_nodes(bits, masses, first, last, with_empty, table, members, merged, atom_of):  # type: ignore[no-untyped-def]
+    """Number of distinct nodes among ``first .. last``, called atoms.
+
+    ``members[k]`` is the first node with the features of atom k, ``merged[k]`` the mass of all such nodes, and
+    ``atom_of[node - first]`` is k.
+
+    Args:
+        with_empty: whether nodes without mass are atoms, too. They change no solution, but have a gradient in their mass.
+        bits: the features as integers, ``(N, D)``, so that equal means equal.
+        table: scratch of a power of two of more than twice the number of nodes, all -1; it is left so.
+    """
+    stay_apart()
+    size = 1
+    while size < 2 * (last - first):
+        size *= 2
+    count = 0
+    for node in range(first, last):
+        if with_empty or masses[node] > 0.0:
+            key = 0
+            for d in range(bits.shape[1]):
+                key = (key ^ bits[node, d]) * 0x5851F42D4C957F2D
+                key ^= key >> 29
+            slot = key & (size - 1)
+            found = -1
+            while table[slot] >= 0:
+                candidate = members[table[slot]]
+                equal = True
+                for d in range(bits.shape[1]):
+                    if bits[node, d] != bits[candidate, d]:
+                        equal = False
+                        break
+                if equal:
+                    found = table[slot]
+                    break
+                slot = (slot + 1) & (size - 1)
+            if found < 0:
+                found = count
+                table[slot] = count
+                members[count] = node
+                merged[count] = 0.0
+                count += 1
+            merged[found] += masses[node]
+            atom_of[node - first] = found
+    for slot in range(size):
+        table[slot] = -1
+    return count
+
+
+@kernel
+def next_direction(basis, found, features, squares, tolerance):  # type: ignore[no-untyped-def]
+    """Whether the candidate ``basis[found]`` has a part outside the earlier directions; it is then made a unit vector of it."""
+    stay_apart()
+    end = padded(features)
+    for d in range(features, end):
+        basis[found, d] = 0.0
+    for _ in range(2):  # twice is enough to be orthogonal to rounding
+        for p in range(found):
+            remove(basis, found, basis, p, end)
+    square = 0.0
+    for d in range(features):
+        square += basis[found, d] * basis[found, d]
+    if not square > tolerance * tolerance * squares:
+        return False
+    scale = splat(1.0 / math.sqrt(square))
+    for d in range(0, end, WIDTH):
+        store(basis, found, d, multiply(scale, load(basis, found, d)))
+    return True
+
+
+@kernel
+def remove(rows, i, basis, p, end):  # type: ignore[no-untyped-def]
+    """Coordinate of ``rows[i]`` along the direction ``basis[p]``, which is taken out of the row."""
+    inner = splat(0.0)
+    for d in range(0, end, WIDTH):
+        inner = fma(load(basis, p, d), load(rows, i, d), inner)
+    coordinate = total(inner)
+    for d in range(0, end, WIDTH):
+        store(rows, i, d, fma(splat(-coordinate), load(basis, p, d), load(rows, i, d)))
+    return coordinate
+
+
+@shared
+def rotate_nodes(nodes, features, members, count, basis, rest, coordinates, work_row):  # type: ignore[no-untyped-def]
+    """Dimension of the hull of the nodes; fills its basis, ``(R, D)``, and the coordinates, rows 1 .. R of ``(1 + R, N)``.
+
+    Gram-Schmidt on the nodes, the farthest from the hull so far first. ``rest``, ``(D, N)``, is what is left of them.
+    """
+    length = padded(count)
+    for j in range(count):
+        for d in range(features):
+            rest[d, j] = nodes[members[j], d]
+    for d in range(features):
+        for j in range(count, length):
+            rest[d, j] = 0.0
+    for j in range(0, length, WIDTH):
+        square = splat(0.0)
+        for d in range(features):
+            value = load(rest, d, j)
+            square = fma(value, value, square)
+        store(work_row, 0, j, square)
+        store(coordinates, 0, j, splat(1.0))
+    largest = 0.0
+    found = 0
+    while found < min(features, count):
+        farthest = 0
+        for j in range(count):
+            if work_row[0, j] > work_row[0, farthest]:
+                farthest = j
+        if found == 0:
+            largest = work_row[0, farthest]
+        if not work_row[0, farthest] > HULL_TOLERANCE * HULL_TOLERANCE * largest:
+            break
+        for d in range(features):
+            basis[found, d] = rest[d, farthest]
+        if not next_direction(basis, found, features, largest, HULL_TOLERANCE):
+            break
+        for j in range(0, length, WIDTH):
+            inner = splat(0.0)
+            for d in range(features):
+                inner = fma(splat(basis[found, d]), load(rest, d, j), inner)
+            store(coordinates, 1 + found, j, inner)
+            square = splat(0.0)
+            for d in range(features):
+                value = fma(splat(-basis[found, d]), inner, load(rest, d, j))
+                store(rest, d, j, value)
+                square = fma(value, value, square)
+            store(work_row, 0, j, square)
+        found += 1
+    return found
+
+
+@kernel
+def rotate_points(start, graph, count, features, hull, tolerance, basis, points, rest):  # type: ignore[no-untyped-def]
+    """Coordinates that the points of the start need; fills ``points`` and the rest of the basis."""
+    stay_apart()
+    largest = 0.0
+    for i in range(count):
+        for d in range(features):
+            rest[i, d] = start[graph, i, d]
+            largest = max(largest, abs(rest[i, d]))
+        for d in range(features, padded(features)):
+            rest[i, d] = 0.0
+    largest = largest * largest * features
+    found = hull
+    for p in range(hull):
+        for i in range(count):
+            points[i, p] = remove(rest, i, basis, p, padded(features))
+    limit = min(features, hull + count)
+    for _ in range(count):
+        if found >= limit:
+            break
+        farthest = -1
+        best = tolerance * tolerance * largest
+        for i in range(count):
+            square = 0.0
+            for d in range(features):
+                square += rest[i, d] * rest[i, d]
+            if square > best:
+                best = square
+                farthest = i
+        if farthest < 0:
+            break
+        for d in range(features):
+            basis[found, d] = rest[farthest, d]
+        if not next_direction(basis, found, features, largest, tolerance):
+            break
+        for i in range(count):
+            points[i, found] = remove(rest, i, basis, found, padded(features))
+        found += 1
+    for i in range(count):
+        for e in range(found, padded(found)):
+            points[i, e] = 0.0
+    return found

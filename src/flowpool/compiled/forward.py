@@ -1,0 +1,139 @@
+"""X* of a batch of graphs, graph after graph."""
+
+from __future__ import annotations
+
+import math
+
+from flowpool.compiled.cloud import START_TOLERANCE, make_cloud, merge_nodes, rotate_points
+from flowpool.compiled.conjugate import conjugate_gradients
+from flowpool.compiled.flow import CURVE, EVALUATE, SOLVE, advance
+from flowpool.compiled.gradient import evaluate
+from flowpool.compiled.hessian import answer_dense, dense_hessian
+from flowpool.compiled.jit import entry, shared
+from flowpool.compiled.linear import padded, row_products
+from flowpool.compiled.product import factorise_responses, keep_plans
+from flowpool.compiled.rows import draw, rows_of, stay_apart
+from flowpool.compiled.scratch import make_track, make_work, place_track, place_work
+
+
+@shared
+def largest_square(rows, first, count, length):  # type: ignore[no-untyped-def]
+    """Largest squared length among the columns ``rows[first : first + count, :length]``."""
+    largest = 0.0
+    for j in range(length):
+        square = 0.0
+        for e in range(first, first + count):
+            square += rows[e, j] * rows[e, j]
+        largest = max(largest, square)
+    return largest
+
+
+@entry
+def solve_graphs(  # type: ignore[no-untyped-def]
+    nodes, bits, masses, ptr, start, given_masses, epsilons, tolerance, max_steps, order, counter, clocks,
+    memory, table, members, merged, atom_of, places,
+    points, potentials, self_potentials, residual, steps, status, singular,
+):  # fmt: skip
+    """Solves the graphs ``order[k]`` for each k that is drawn from the counter; every output has one row per graph of the batch."""
+    stay_apart()
+    count, features = start.shape[1], start.shape[2]
+    clock = clocks[0]
+    buffer = rows_of(memory)
+    while True:
+        turn = draw(counter)
+        if turn >= len(order):
+            break
+        graph = order[turn]
+        epsilon = epsilons[graph]
+        atoms = merge_nodes(bits, masses, ptr[graph], ptr[graph + 1], False, table, members, merged, atom_of)
+        cloud, used = make_cloud(nodes, features, members, merged, atoms, given_masses, buffer, places)
+        length, hull, dense = cloud.length, cloud.hull, cloud.dense
+        coordinates, node_masses, point_masses = cloud.coordinates, cloud.masses, cloud.point_masses
+        # The coordinates of the start are found before the size of everything else is known.
+        dimension = rotate_points(
+            start, graph, count, features, hull, START_TOLERANCE, cloud.basis, cloud.parked, cloud.outside
+        )
+        complete = False
+        used = place_track(places, used, count, dimension)
+        track = make_track(buffer, places)
+        place_work(places, used, count, length, hull, dimension, dense)
+        work = make_work(buffer, places)
+        here, there = track.here, track.there
+        for i in range(count):
+            for e in range(padded(dimension)):
+                there.points[i, e] = cloud.parked[i, e] if e < dimension else 0.0
+        farthest = 0.0
+        for i in range(count):
+            square = 0.0
+            for e in range(dimension):
+                square += there.points[i, e] * there.points[i, e]
+            there.potential[0, i] = square
+            farthest = max(farthest, square)
+            there.self_potential[0, i] = 0.5 * epsilon * math.log(point_masses[0, i])
+            for e in range(padded(dimension)):
+                here.gradient[i, e] = 0.0
+        # The cost is at most (|x| + |y|)^2; a quarter of it starts the cold solution of the first transport.
+        farthest = math.sqrt(farthest) + math.sqrt(largest_square(coordinates, 1, hull, atoms))
+        stage = max(epsilon, farthest * farthest / 4.0)
+
+        clock.phase = 0
+        clock.steps = 0
+        clock.asked = 0
+        clock.step = 0.1
+        clock.singular = False
+        while True:
+            request = advance(clock, track, count, dimension, point_masses, tolerance, max_steps)
+            if request == EVALUATE:
+                clock.error = evaluate(
+                    coordinates, node_masses, length, hull, dimension, there.points, count, point_masses, epsilon,
+                    stage, clock.inner, there, work,
+                )  # fmt: skip
+                stage = epsilon
+            elif request == CURVE:
+                clock.sliding = clock.jumping = math.nan
+                if dense:
+                    complete = dense_hessian(
+                        coordinates,
+                        length,
+                        hull,
+                        dimension,
+                        here.points,
+                        count,
+                        here.pulled,
+                        point_masses,
+                        epsilon,
+                        work,
+                    )
+                    if not complete:
+                        work.hessian[0, 0] = math.nan
+                else:
+                    keep_plans(count, length, work)
+                    row_products(work.plan, count, work.conditional, 0, count, length, work.overlap)
+                    complete = factorise_responses(count, point_masses, work)
+            elif request == SOLVE:
+                if not dense:
+                    clock.flattest = -1.0
+                    if complete:
+                        clock.flattest = conjugate_gradients(
+                            coordinates, cloud.weighted, length, hull, dimension, here.points, count, point_masses,
+                            epsilon, clock.shift, clock.precision, track.right, track.solution, track.search, track.image,
+                            track.ready, work,
+                        )  # fmt: skip
+                    clock.definite = clock.flattest > 0.0
+                else:
+                    answer_dense(clock, track, count, dimension, point_masses, work)
+            else:
+                break
+
+        for i in range(count):
+            potentials[graph, i] = here.potential[0, i]
+            self_potentials[graph, i] = here.self_potential[0, i]
+            for d in range(features):
+                points[graph, i, d] = 0.0
+            for e in range(dimension):
+                for d in range(features):
+                    points[graph, i, d] += here.points[i, e] * cloud.basis[e, d]
+        residual[graph] = clock.residual
+        steps[graph] = clock.steps
+        status[graph] = clock.status
+        singular[graph] = clock.singular

@@ -1,0 +1,203 @@
+"""The Hessian of the divergence in the points, as a dense matrix.
+
+The formula is that of :func:`flowpool.hessian.squared_euclidean_hessian`. The sums over nodes in it are moments of the nodes
+under the weights ``P_ij A_lj``: their mass, their mean and their second moments, which are symmetric both in the
+pair (i, l) and in the pair of coordinates.
+"""
+
+from __future__ import annotations
+
+from flowpool.compiled.flow import SLIDING
+from flowpool.compiled.jit import kernel, shared
+from flowpool.compiled.lanes import WIDTH, add, fma, load, multiply, splat, store, subtract
+from flowpool.compiled.linear import (
+    add_outer,
+    factorise,
+    padded,
+    reduce_rows,
+    row_products,
+    smallest_pivot,
+    substitute,
+)
+from flowpool.compiled.product import factorise_responses
+from flowpool.compiled.rows import stay_apart
+
+
+@shared
+def pair_weights(count, length, conditional, plan, weights):  # type: ignore[no-untyped-def]
+    """``P_ij A_lj`` for i <= l, one row for each pair."""
+    row = 0
+    for i in range(count):
+        for k in range(i, count):
+            for j in range(0, length, WIDTH):
+                store(weights, row, j, multiply(load(plan, i, j), load(conditional, k, j)))
+            row += 1
+
+
+@shared
+def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work):  # type: ignore[no-untyped-def]
+    """Fills the upper triangle of ``work.hessian``, ``(M Q, M Q)``, with the point's index changing slowest.
+
+    Args:
+        hull: R, coordinates in which the nodes differ from zero.
+        dimension: Q >= R, coordinates of the points.
+        points: ``(M, Q)``, zero beyond Q up to the padding.
+        pulled: P Y, ``(M, R)``, zero beyond R.
+
+    ``work`` holds the moments, ``(M (M + 1) / 2, 1 + R + R (R + 1) / 2)``, and both plans.
+
+    Returns:
+        Whether the two small systems that make the plans follow the points could be factorised.
+    """
+    end = padded(dimension)
+    size = count * dimension
+    width = padded(size)
+    strength = 4.0 / epsilon
+    hessian, follow, own_block = work.hessian, work.follow, work.own_block
+    moments, mean, second, lever, apart = work.moments, work.mean, work.second, work.lever, work.apart
+    for row in range(size):
+        for c in range(0, end, WIDTH):
+            store(own_block, row, c, splat(0.0))
+    for m in range(2 * count):
+        for j in range(0, width, WIDTH):
+            store(follow, m, j, splat(0.0))
+
+    pair = 0
+    for i in range(count):
+        for k in range(i, count):
+            mass, coupling = moments[pair, 0], work.self_plan[i, k]
+            for e in range(hull):
+                mean[0, e] = moments[pair, 1 + e]
+            for e in range(hull, end):
+                mean[0, e] = 0.0
+            column = 1 + hull
+            for e in range(hull):
+                for c in range(hull, end):
+                    second[e, c] = 0.0
+                for c in range(e + 1):
+                    second[e, c] = second[c, e] = moments[pair, column]
+                    column += 1
+            for c in range(0, end, WIDTH):
+                store(lever, 0, c, subtract(multiply(splat(mass), load(points, k, c)), load(mean, 0, c)))
+                store(apart, 0, c, subtract(load(points, i, c), load(points, k, c)))
+            for e in range(dimension):
+                row, mirror = i * dimension + e, k * dimension + e
+                drift = coupling * apart[0, e]
+                by_point = splat(strength * points[i, e])
+                by_mean = splat(-strength * mean[0, e])
+                by_drift = splat(-strength * drift)
+                for c in range(0, end, WIDTH):
+                    turned = multiply(by_drift, load(apart, 0, c))
+                    value = fma(by_point, load(lever, 0, c), turned)
+                    value = fma(by_mean, load(points, k, c), value)
+                    if e < hull:
+                        moment = multiply(splat(strength), load(second, e, c))
+                        value = add(value, moment)
+                        turned = add(turned, moment)
+                    # A store that reaches past the block writes zeros where the next block is still to come.
+                    store(hessian, row, k * dimension + c, value)
+                    # The block of a point with itself loses what its pairs gain, summed over the partners.
+                    store(own_block, row, c, subtract(load(own_block, row, c), turned))
+                    if k > i:
+                        store(own_block, mirror, c, subtract(load(own_block, mirror, c), turned))
+                hessian[row, mirror] += 2.0 * coupling
+                # How the potentials h and f follow a move of this coordinate.
+                follow[k, row] += drift
+                follow[i, row] += drift
+                follow[count + k, row] -= mass * points[i, e] - mean[0, e]
+                if k > i:
+                    follow[i, mirror] -= drift
+                    follow[k, mirror] -= drift
+                    follow[count + i, mirror] -= mass * points[k, e] - mean[0, e]
+            pair += 1
+
+    for i in range(count):
+        for e in range(dimension):
+            row = i * dimension + e
+            drift = work.rows[0, i] * points[i, e] - pulled[i, e]
+            follow[count + i, row] += drift
+            by_drift = splat(-strength * drift)
+            by_point = splat(strength * points[i, e])
+            for c in range(0, end, WIDTH):
+                own = fma(by_drift, load(points, i, c), load(own_block, row, c))
+                own = fma(by_point, load(pulled, i, c), own)
+                place = i * dimension + c
+                store(hessian, row, place, add(own, load(hessian, row, place)))
+
+    if not factorise_responses(count, point_masses, work):
+        return False
+    reduce_rows(work.self_response, count, work.self_response_inverse, follow, 0, width)
+    reduce_rows(work.response, count, work.response_inverse, follow, count, width)
+    for m in range(count):
+        work.weights[0, m] = -strength / work.self_response_inverse[0, m]
+        work.weights[0, count + m] = strength / work.response_inverse[0, m]
+    add_outer(follow, 2 * count, work.weights, size, hessian)
+    return True
+
+
+@kernel
+def dense_hessian(  # type: ignore[no-untyped-def]
+    nodes, length, hull, dimension, points, count, pulled, point_masses, epsilon, work
+):
+    """Fills the upper triangle of ``work.hessian`` from the plans in ``work``; whether that was possible."""
+    stay_apart()
+    columns = 1 + hull + hull * (hull + 1) // 2
+    pair_weights(count, length, work.conditional, work.plan, work.pairs)
+    row_products(work.pairs, count * (count + 1) // 2, nodes, 0, columns, length, work.moments)
+    pair = 0
+    for i in range(count):
+        for k in range(i, count):
+            work.overlap[i, k] = work.moments[pair, 0]
+            pair += 1
+    return assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work)
+
+
+@shared
+def shifted_factor(count, dimension, point_masses, shift, matrix, factor, pivots):  # type: ignore[no-untyped-def]
+    """Whether ``H + shift diag(2 a)`` is positive definite; ``factor`` is then its factor."""
+    size = count * dimension
+    for row in range(size):
+        for j in range(row // WIDTH * WIDTH, padded(size), WIDTH):
+            store(factor, row, j, load(matrix, row, j))
+        factor[row, row] += shift * 2.0 * point_masses[0, row // dimension]
+    return factorise(factor, size, pivots)
+
+
+@kernel
+def solve_factored(count, dimension, factor, pivots, right, solution, work):  # type: ignore[no-untyped-def]
+    """Fills ``solution``, ``(M, Q)``, for the right-hand side ``right``."""
+    stay_apart()
+    for i in range(count):
+        for e in range(dimension):
+            work.flat_right[0, i * dimension + e] = right[i, e]
+    substitute(factor, count * dimension, pivots, work.flat_right, work.flat_solution, 0)
+    for i in range(count):
+        for e in range(dimension):
+            solution[i, e] = work.flat_solution[0, i * dimension + e]
+        for e in range(dimension, padded(dimension)):
+            solution[i, e] = 0.0
+
+
+@shared
+def answer_dense(clock, track, count, dimension, point_masses, work):  # type: ignore[no-untyped-def]
+    """Solves the system that the flow asks for; a factor is made anew only when the shift is another."""
+    if clock.purpose == SLIDING:
+        if clock.shift != clock.sliding:
+            clock.sliding = clock.shift
+            clock.can_slide = shifted_factor(
+                count, dimension, point_masses, clock.shift, work.hessian, work.factor, work.pivots
+            )
+        clock.definite = clock.can_slide
+        if clock.definite:
+            solve_factored(count, dimension, work.factor, work.pivots, track.right, track.solution, work)
+    else:
+        if clock.shift != clock.jumping:
+            clock.jumping = clock.shift
+            clock.can_jump = shifted_factor(
+                count, dimension, point_masses, clock.shift, work.hessian, work.newton_factor, work.newton_pivots
+            )
+            if clock.can_jump:
+                clock.flattest = smallest_pivot(work.newton_pivots, count * dimension) * count / 2.0
+        clock.definite = clock.can_jump
+        if clock.definite:
+            solve_factored(count, dimension, work.newton_factor, work.newton_pivots, track.right, track.solution, work)

@@ -1,0 +1,81 @@
+"""How the kernels are compiled, and where the compiled code is kept.
+
+Only the entry points are cached on disk; they contain everything they call. Numba notices a change of the file an entry
+point stands in, but not of the others, so the folder carries a digest of all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import njit
+from numba.extending import register_jitable
+
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
+
+# Of the floating-point liberties only those that keep the meaning of NaN and infinity.
+kernel = njit(no_cfunc_wrapper=True, **_OPTIONS)
+
+# A plain function in Python, a kernel in kernels.
+shared = register_jitable(no_cfunc_wrapper=True, **_OPTIONS)
+
+
+def entry(function: Callable[..., Any]) -> Any:
+    """A kernel that is called from Python: it runs without the interpreter's lock and is kept on disk."""
+    dispatcher = njit(nogil=True, **_OPTIONS)(function)
+    if _FOLDER is not None:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(_FOLDER)
+        try:
+            dispatcher.enable_caching()
+        finally:
+            numba.config.CACHE_DIR = before
+    return dispatcher
+
+
+def announce(dispatcher: Any) -> None:
+    """Says once that compilation is about to start, if there is nothing on disk for this entry point."""
+    name = dispatcher.py_func.__name__
+    if dispatcher.signatures or name in _announced:
+        return
+    _announced.add(name)
+    if _FOLDER is None or not any(_FOLDER.rglob(f"*.{name}-*.nbi")):
+        where = (
+            "for this process only: no private cache folder could be made" if _FOLDER is None else f"kept in {_FOLDER}"
+        )
+        logging.getLogger("flowpool").warning("Compiling %s; this takes some seconds, once (%s).", name, where)
+
+
+def _cache_folder() -> Path | None:
+    """A folder that belongs to this user alone, or ``None`` where there cannot be one."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    digest.update(f"{numba.__version__} {sys.version}".encode())
+    root = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
+    try:
+        base = (Path(root) if root else Path.home() / ".cache") / "flowpool"
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.name == "posix":
+            # Compiled code is run without a look at it, so nobody else may be able to write it.
+            found = base.stat()
+            if found.st_uid != os.getuid():
+                return None
+            if stat.S_IMODE(found.st_mode) != 0o700:
+                base.chmod(0o700)
+        folder = base / f"kernels-{digest.hexdigest()[:16]}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder if os.access(folder, os.W_OK) else None
+    except (OSError, RuntimeError):
+        return None
+
+
+_FOLDER = _cache_folder()
+_announced: set[str] = set()

@@ -1,0 +1,174 @@
+"""Symmetric positive definite systems: factorisation without square roots, substitution, products of rows.
+
+A matrix lives in the upper triangle of a row-major array whose rows are padded to a multiple of eight; what stands below the
+diagonal is scratch. ``matrix = U^T diag(pivot)^-1 U`` with ``U[k, k] = pivot[k]``; the array keeps U.
+"""
+
+from __future__ import annotations
+
+from flowpool.compiled.jit import kernel, shared
+from flowpool.compiled.lanes import WIDTH, add, fma, load, multiply, splat, store, total
+from flowpool.compiled.rows import stay_apart
+
+
+@shared
+def padded(size):  # type: ignore[no-untyped-def]
+    """``size`` rounded up to a multiple of eight."""
+    return (size + WIDTH - 1) // WIDTH * WIDTH
+
+
+@kernel
+def factorise(matrix, size, inverse):  # type: ignore[no-untyped-def]
+    """Whether the matrix is positive definite; it is then replaced by U, and ``inverse`` by the inverse pivots."""
+    stay_apart()
+    end = padded(size)
+    for first in range(0, size, 4):
+        last = min(first + 4, size)
+        for k in range(first, last):
+            start = k // WIDTH * WIDTH
+            for p in range(first, k):
+                factor = splat(-matrix[p, k] * inverse[0, p])
+                for j in range(start, end, WIDTH):
+                    store(matrix, k, j, fma(factor, load(matrix, p, j), load(matrix, k, j)))
+            pivot = matrix[k, k]
+            if not pivot > 0.0:  # also for NaN
+                return False
+            inverse[0, k] = 1.0 / pivot
+        # Four rows at a time, so that an entry of the rest is loaded and stored once for four products.
+        for i in range(last, size):
+            factor0 = splat(-matrix[first, i] * inverse[0, first])
+            factor1 = splat(-matrix[first + 1, i] * inverse[0, first + 1])
+            factor2 = splat(-matrix[first + 2, i] * inverse[0, first + 2])
+            factor3 = splat(-matrix[first + 3, i] * inverse[0, first + 3])
+            for j in range(i // WIDTH * WIDTH, end, WIDTH):
+                value = fma(factor0, load(matrix, first, j), load(matrix, i, j))
+                value = fma(factor1, load(matrix, first + 1, j), value)
+                value = fma(factor2, load(matrix, first + 2, j), value)
+                store(matrix, i, j, fma(factor3, load(matrix, first + 3, j), value))
+    # Substitution works on whole lanes and relies on zeros to the left of the diagonal.
+    for k in range(size):
+        for j in range(k // WIDTH * WIDTH, k):
+            matrix[k, j] = 0.0
+        for j in range(size, end):
+            matrix[k, j] = 0.0
+    return True
+
+
+@shared
+def smallest_pivot(inverse, size):  # type: ignore[no-untyped-def]
+    """The smallest pivot of a factor."""
+    largest = 0.0
+    for k in range(size):
+        largest = max(largest, inverse[0, k])
+    return 1.0 / largest
+
+
+@kernel
+def substitute(matrix, size, inverse, right, solution, row):  # type: ignore[no-untyped-def]
+    """Solves with a factorised matrix: ``solution[row]`` from ``right[row]``, which is overwritten."""
+    stay_apart()
+    end = padded(size)
+    for k in range(size):
+        value = right[row, k] * inverse[0, k]
+        solution[row, k] = value
+        factor = splat(-value)
+        for j in range(k // WIDTH * WIDTH, end, WIDTH):
+            store(right, row, j, fma(factor, load(matrix, k, j), load(right, row, j)))
+    for k in range(size, end):
+        solution[row, k] = 0.0
+    for k in range(size - 1, -1, -1):
+        start = k // WIDTH * WIDTH
+        partial = 0.0
+        for j in range(k + 1, min(start + WIDTH, size)):
+            partial += matrix[k, j] * solution[row, j]
+        rest = splat(0.0)
+        for j in range(start + WIDTH, end, WIDTH):
+            rest = fma(load(matrix, k, j), load(solution, row, j), rest)
+        solution[row, k] -= (partial + total(rest)) * inverse[0, k]
+
+
+@kernel
+def reduce_rows(matrix, size, inverse, rows, offset, length):  # type: ignore[no-untyped-def]
+    """Replaces R, the ``size`` rows from ``offset`` on, by Z such that ``R^T matrix^-1 R = sum_k Z_k^T Z_k / inverse_k``."""
+    stay_apart()
+    for k in range(size):
+        for p in range(k):
+            factor = splat(-matrix[p, k])
+            for j in range(0, length, WIDTH):
+                store(rows, offset + k, j, fma(factor, load(rows, offset + p, j), load(rows, offset + k, j)))
+        scale = splat(inverse[0, k])
+        for j in range(0, length, WIDTH):
+            store(rows, offset + k, j, multiply(scale, load(rows, offset + k, j)))
+
+
+@kernel
+def substitute_rows(matrix, size, inverse, rows, length):  # type: ignore[no-untyped-def]
+    """Replaces R by ``matrix^-1 R`` for a factorised matrix, R of ``size`` rows."""
+    stay_apart()
+    reduce_rows(matrix, size, inverse, rows, 0, length)
+    for k in range(size - 2, -1, -1):
+        for p in range(k + 1, size):
+            factor = splat(-matrix[k, p] * inverse[0, k])
+            for j in range(0, length, WIDTH):
+                store(rows, k, j, fma(factor, load(rows, p, j), load(rows, k, j)))
+
+
+@shared
+def add_outer(rows, count, weights, size, matrix):  # type: ignore[no-untyped-def]
+    """Adds ``rows^T diag(weights) rows`` to the upper triangle of the matrix; ``count`` is even."""
+    end = padded(size)
+    for m in range(0, count, 2):
+        for i in range(size):
+            first = splat(weights[0, m] * rows[m, i])
+            second = splat(weights[0, m + 1] * rows[m + 1, i])
+            for j in range(i // WIDTH * WIDTH, end, WIDTH):
+                value = fma(first, load(rows, m, j), load(matrix, i, j))
+                store(matrix, i, j, fma(second, load(rows, m + 1, j), value))
+
+
+@kernel
+def row_products(left, left_count, right, right_first, right_count, length, result):  # type: ignore[no-untyped-def]
+    """``result[i, k] = sum_j left[i, j] right[right_first + k, j]``, in tiles of three by two rows.
+
+    Six sums of eight numbers and what they are made of fit into sixteen registers of four numbers.
+    """
+    stay_apart()
+    for k0 in range(0, right_count, 2):
+        # At the rim a tile repeats its last row; the same number is then written twice.
+        k1 = min(k0 + 1, right_count - 1)
+        for i0 in range(0, left_count, 3):
+            i1 = min(i0 + 1, left_count - 1)
+            i2 = min(i0 + 2, left_count - 1)
+            sum00 = splat(0.0)
+            sum01 = splat(0.0)
+            sum10 = splat(0.0)
+            sum11 = splat(0.0)
+            sum20 = splat(0.0)
+            sum21 = splat(0.0)
+            for j in range(0, length, WIDTH):
+                first = load(right, right_first + k0, j)
+                second = load(right, right_first + k1, j)
+                value = load(left, i0, j)
+                sum00 = fma(value, first, sum00)
+                sum01 = fma(value, second, sum01)
+                value = load(left, i1, j)
+                sum10 = fma(value, first, sum10)
+                sum11 = fma(value, second, sum11)
+                value = load(left, i2, j)
+                sum20 = fma(value, first, sum20)
+                sum21 = fma(value, second, sum21)
+            result[i0, k0] = total(sum00)
+            result[i0, k1] = total(sum01)
+            result[i1, k0] = total(sum10)
+            result[i1, k1] = total(sum11)
+            result[i2, k0] = total(sum20)
+            result[i2, k1] = total(sum21)
+
+
+@shared
+def row_total(rows, row, length):  # type: ignore[no-untyped-def]
+    """Sum of one row."""
+    result = splat(0.0)
+    for j in range(0, length, WIDTH):
+        result = add(result, load(rows, row, j))
+    return total(result)

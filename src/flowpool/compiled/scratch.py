@@ -1,0 +1,208 @@
+"""Memory for the kernels: one buffer for all graphs of a thread, laid out afresh for each graph.
+
+A layout that fits the graph keeps it in the cache, whatever the largest graph of the batch needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from flowpool.compiled.flow import Place, Track
+from flowpool.compiled.jit import kernel, shared
+from flowpool.compiled.linear import padded
+from flowpool.compiled.rows import part, stay_apart
+
+
+class Work(NamedTuple):
+    """Scratch of the inner problems and the Hessian, with M points, N nodes, R and Q coordinates, D = M Q."""
+
+    # (M, N)
+    gibbs: Any
+    conditional: Any  # A
+    plan: Any  # P
+    change: Any  # dA
+    kept_conditional: Any  # A where the Hessian was taken
+    kept_plan: Any  # P there
+    # (1, N)
+    sums: Any
+    old_sums: Any
+    dual: Any  # dg
+    # (1, M)
+    scaling: Any
+    old_scaling: Any
+    shift: Any
+    trial_shift: Any
+    step: Any
+    right: Any
+    rows: Any
+    old_rows: Any
+    self_rows: Any
+    inverse: Any
+    response_inverse: Any
+    self_response_inverse: Any
+    # (M, M)
+    overlap: Any  # P A^T
+    small: Any
+    self_gibbs: Any
+    self_plan: Any  # Q
+    kept_self_plan: Any
+    self_change: Any  # dQ
+    response: Any
+    self_response: Any
+    # (M, Q + 1)
+    scaled: Any
+    # (1, 2 M)
+    weights: Any
+    # (M (M + 1) / 2, N)
+    pairs: Any  # P_ij A_lj
+    # (M (M + 1) / 2, 1 + R + R (R + 1) / 2)
+    moments: Any
+    # (1, Q)
+    mean: Any
+    lever: Any
+    apart: Any
+    # (Q, Q)
+    second: Any
+    # (D, Q)
+    own_block: Any
+    # (2 M, D)
+    follow: Any
+    # (D, D)
+    hessian: Any
+    factor: Any
+    newton_factor: Any
+    # (1, D)
+    pivots: Any
+    newton_pivots: Any
+    flat_right: Any
+    flat_solution: Any
+
+
+@shared
+def reserve(places, first, fields, used, rows, columns):  # type: ignore[no-untyped-def]
+    """Numbers used after giving ``fields`` fields of one shape a place: where each begins, how far its rows are apart."""
+    width = padded(columns)
+    for k in range(first, first + fields):
+        places[k, 0] = used
+        places[k, 1] = width
+        used += rows * width
+    return used
+
+
+@shared
+def place_work(places, used, count, length, hull, dimension, dense):  # type: ignore[no-untyped-def]
+    """Numbers used by the fields of :class:`Work`; those of the dense Hessian are empty unless it is asked for."""
+    size = count * dimension if dense else 0
+    pairs = count * (count + 1) // 2 if dense else 0
+    used = reserve(places, 0, 6, used, count, length)
+    used = reserve(places, 6, 3, used, 1, length)
+    used = reserve(places, 9, 12, used, 1, count)
+    used = reserve(places, 21, 8, used, count, count)
+    used = reserve(places, 29, 1, used, count, dimension + 1)
+    used = reserve(places, 30, 1, used, 1, 2 * count)
+    used = reserve(places, 31, 1, used, pairs, length)
+    used = reserve(places, 32, 1, used, pairs, 1 + hull + hull * (hull + 1) // 2)
+    used = reserve(places, 33, 3, used, 1, dimension)
+    used = reserve(places, 36, 1, used, dimension, dimension)
+    used = reserve(places, 37, 1, used, size, dimension)
+    used = reserve(places, 38, 1, used, 2 * count, size)
+    # A block of the Hessian may be stored past the last column.
+    used = reserve(places, 39, 3, used, size, size + padded(dimension))
+    return reserve(places, 42, 4, used, 1, size)
+
+
+@shared
+def place_track(places, used, count, dimension):  # type: ignore[no-untyped-def]
+    """Numbers used by the fields of :class:`Track`: two places and eight sets of vectors."""
+    for first in (0, 6):
+        used = reserve(places, first, 3, used, count, dimension)
+        used = reserve(places, first + 3, 3, used, 1, count)
+    return reserve(places, 12, 8, used, count, dimension)
+
+
+@kernel
+def make_work(buffer, places):  # type: ignore[no-untyped-def]
+    """The scratch that :func:`place_work` has placed."""
+    stay_apart()
+    return Work(
+        part(buffer, places[0, 0], places[0, 1]),
+        part(buffer, places[1, 0], places[1, 1]),
+        part(buffer, places[2, 0], places[2, 1]),
+        part(buffer, places[3, 0], places[3, 1]),
+        part(buffer, places[4, 0], places[4, 1]),
+        part(buffer, places[5, 0], places[5, 1]),
+        part(buffer, places[6, 0], places[6, 1]),
+        part(buffer, places[7, 0], places[7, 1]),
+        part(buffer, places[8, 0], places[8, 1]),
+        part(buffer, places[9, 0], places[9, 1]),
+        part(buffer, places[10, 0], places[10, 1]),
+        part(buffer, places[11, 0], places[11, 1]),
+        part(buffer, places[12, 0], places[12, 1]),
+        part(buffer, places[13, 0], places[13, 1]),
+        part(buffer, places[14, 0], places[14, 1]),
+        part(buffer, places[15, 0], places[15, 1]),
+        part(buffer, places[16, 0], places[16, 1]),
+        part(buffer, places[17, 0], places[17, 1]),
+        part(buffer, places[18, 0], places[18, 1]),
+        part(buffer, places[19, 0], places[19, 1]),
+        part(buffer, places[20, 0], places[20, 1]),
+        part(buffer, places[21, 0], places[21, 1]),
+        part(buffer, places[22, 0], places[22, 1]),
+        part(buffer, places[23, 0], places[23, 1]),
+        part(buffer, places[24, 0], places[24, 1]),
+        part(buffer, places[25, 0], places[25, 1]),
+        part(buffer, places[26, 0], places[26, 1]),
+        part(buffer, places[27, 0], places[27, 1]),
+        part(buffer, places[28, 0], places[28, 1]),
+        part(buffer, places[29, 0], places[29, 1]),
+        part(buffer, places[30, 0], places[30, 1]),
+        part(buffer, places[31, 0], places[31, 1]),
+        part(buffer, places[32, 0], places[32, 1]),
+        part(buffer, places[33, 0], places[33, 1]),
+        part(buffer, places[34, 0], places[34, 1]),
+        part(buffer, places[35, 0], places[35, 1]),
+        part(buffer, places[36, 0], places[36, 1]),
+        part(buffer, places[37, 0], places[37, 1]),
+        part(buffer, places[38, 0], places[38, 1]),
+        part(buffer, places[39, 0], places[39, 1]),
+        part(buffer, places[40, 0], places[40, 1]),
+        part(buffer, places[41, 0], places[41, 1]),
+        part(buffer, places[42, 0], places[42, 1]),
+        part(buffer, places[43, 0], places[43, 1]),
+        part(buffer, places[44, 0], places[44, 1]),
+        part(buffer, places[45, 0], places[45, 1]),
+    )
+
+
+@kernel
+def make_track(buffer, places):  # type: ignore[no-untyped-def]
+    """The track that :func:`place_track` has placed."""
+    stay_apart()
+    here = Place(
+        part(buffer, places[0, 0], places[0, 1]),
+        part(buffer, places[1, 0], places[1, 1]),
+        part(buffer, places[2, 0], places[2, 1]),
+        part(buffer, places[3, 0], places[3, 1]),
+        part(buffer, places[4, 0], places[4, 1]),
+        part(buffer, places[5, 0], places[5, 1]),
+    )
+    there = Place(
+        part(buffer, places[6, 0], places[6, 1]),
+        part(buffer, places[7, 0], places[7, 1]),
+        part(buffer, places[8, 0], places[8, 1]),
+        part(buffer, places[9, 0], places[9, 1]),
+        part(buffer, places[10, 0], places[10, 1]),
+        part(buffer, places[11, 0], places[11, 1]),
+    )
+    return Track(
+        here,
+        there,
+        part(buffer, places[12, 0], places[12, 1]),
+        part(buffer, places[13, 0], places[13, 1]),
+        part(buffer, places[14, 0], places[14, 1]),
+        part(buffer, places[15, 0], places[15, 1]),
+        part(buffer, places[16, 0], places[16, 1]),
+        part(buffer, places[17, 0], places[17, 1]),
+        part(buffer, places[18, 0], places[18, 1]),
+        part(buffer, places[19, 0], places[19, 1]),
+    )

@@ -1,0 +1,202 @@
+"""Gradient, Hessian and its products inside the kernels, against plain NumPy and finite differences."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from flowpool.compiled.cloud import PLACES, make_cloud, merge_nodes, rotate_points, scratch_size
+from flowpool.compiled.conjugate import conjugate_gradients
+from flowpool.compiled.gradient import evaluate
+from flowpool.compiled.hessian import dense_hessian, shifted_factor, solve_factored
+from flowpool.compiled.jit import entry
+from flowpool.compiled.lanes import exponential, load, store
+from flowpool.compiled.product import hessian_product, keep_plans
+from flowpool.compiled.rows import rows_of
+from flowpool.compiled.scratch import make_track, make_work, place_track, place_work
+
+Array = NDArray[np.float64]
+
+
+@entry
+def exponentials(values, result):  # type: ignore[no-untyped-def]
+    source, target = rows_of(values), rows_of(result)
+    for j in range(0, values.shape[1], 8):
+        store(target, 0, j, exponential(load(source, 0, j)))
+
+
+def test_exponential_is_exact_to_rounding() -> None:
+    values = np.linspace(-700, 700, 4096).reshape(1, -1)
+    result = np.empty_like(values)
+    exponentials(values, result)
+    np.testing.assert_allclose(result, np.exp(values), rtol=1e-15)
+
+
+def test_exponential_keeps_nan_and_survives_minus_infinity() -> None:
+    values = np.array([[np.nan, -np.inf, -1e300, 0.0, 1.0, -1.0, 0.5, np.nan]])
+    result = np.empty_like(values)
+    exponentials(values, result)
+    assert np.isnan(result[0, [0, 7]]).all()
+    assert (result[0, 1:3] < 1e-300).all()
+    assert result[0, 3] == 1.0
+
+
+@entry
+def one_graph(  # type: ignore[no-untyped-def]
+    nodes, bits, masses, start, given_masses, epsilon, direction, memory, table, members, merged, atom_of, places,
+    gradient, product, matrix, solutions, basis,
+):  # fmt: skip
+    """Gradient, Hessian and H W of one graph in the full space, and two solutions of ``(H + 50 diag(2 a)) w = W``."""
+    count, features = start.shape[1], start.shape[2]
+    buffer = rows_of(memory)
+    atoms = merge_nodes(bits, masses, 0, nodes.shape[0], False, table, members, merged, atom_of)
+    cloud, used = make_cloud(nodes, features, members, merged, atoms, given_masses, buffer, places)
+    dimension = rotate_points(start, 0, count, features, cloud.hull, 1e-13, cloud.basis, cloud.parked, cloud.outside)
+    used = place_track(places, used, count, dimension)
+    track = make_track(buffer, places)
+    place_work(places, used, count, cloud.length, cloud.hull, dimension, True)
+    work = make_work(buffer, places)
+    here = track.here
+    for i in range(count):
+        here.potential[0, i] = 0.0
+        here.self_potential[0, i] = 0.5 * epsilon * math.log(given_masses[i])
+        for e in range(dimension):
+            here.points[i, e] = cloud.parked[i, e]
+            here.potential[0, i] += here.points[i, e] ** 2
+            for d in range(features):
+                track.first[i, e] += direction[i, d] * cloud.basis[e, d]
+    evaluate(
+        cloud.coordinates, cloud.masses, cloud.length, cloud.hull, dimension, here.points, count, cloud.point_masses,
+        epsilon, max(epsilon, 4.0), 1e-14, here, work,
+    )  # fmt: skip
+    keep_plans(count, cloud.length, work)
+    dense_hessian(
+        cloud.coordinates, cloud.length, cloud.hull, dimension, here.points, count, here.pulled, cloud.point_masses,
+        epsilon, work,
+    )  # fmt: skip
+    hessian_product(
+        cloud.coordinates, cloud.weighted, cloud.length, cloud.hull, dimension, here.points, count, track.first, epsilon,
+        work, track.solution,
+    )  # fmt: skip
+    for i in range(count):
+        for e in range(dimension):
+            for d in range(features):
+                gradient[i, d] += here.gradient[i, e] * cloud.basis[e, d]
+                product[i, d] += track.solution[i, e] * cloud.basis[e, d]
+            for k in range(i, count):
+                for c in range(dimension):
+                    if k > i or c >= e:
+                        value = work.hessian[i * dimension + e, k * dimension + c]
+                        matrix[i, e, k, c] = value
+                        matrix[k, c, i, e] = value
+    for e in range(dimension):
+        for d in range(features):
+            basis[e, d] = cloud.basis[e, d]
+    shifted_factor(count, dimension, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
+    solve_factored(count, dimension, work.factor, work.pivots, track.first, track.newton, work)
+    for i in range(count):
+        for e in range(dimension):
+            solutions[0, i, e] = track.newton[i, e]
+            track.right[i, e] = track.first[i, e]
+    conjugate_gradients(
+        cloud.coordinates, cloud.weighted, cloud.length, cloud.hull, dimension, here.points, count, cloud.point_masses,
+        epsilon, 50.0, 1e-13, track.right, track.newton, track.search, track.image, track.ready, work,
+    )  # fmt: skip
+    for i in range(count):
+        for e in range(dimension):
+            solutions[1, i, e] = track.newton[i, e]
+    return dimension, cloud.hull, atoms
+
+
+class Graph:
+    """One graph with everything that :func:`one_graph` says about it."""
+
+    def __init__(self, nodes: Array, masses: Array, points: Array, point_masses: Array, epsilon: float, way: Array):
+        count, features = points.shape
+        most = len(nodes)
+        self.gradient, self.product = np.zeros_like(points), np.zeros_like(points)
+        matrix = np.zeros((count, features, count, features))
+        solutions = np.zeros((2, count, features))
+        basis = np.zeros((features, features))
+        self.dimension, self.hull, self.atoms = one_graph(
+            nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way,
+            np.zeros((1, 2 * scratch_size(count, features, most))), np.full(4 * most, -1), np.empty(most, np.int64),
+            np.empty(most), np.empty(most, np.int64), np.empty((PLACES, 2), np.int64),
+            self.gradient, self.product, matrix, solutions, basis,
+        )  # fmt: skip
+        used = self.dimension
+        self.matrix = matrix[:, :used, :, :used].reshape(count * used, count * used)
+        self.solutions = solutions[:, :, :used]
+        self.basis = basis[:used]
+
+
+def plan(cost: Array, rows: Array, columns: Array, epsilon: float) -> Array:
+    """Entropic transport by Sinkhorn's algorithm in the log domain."""
+    f = np.zeros(len(rows))
+    for _ in range(20_000):
+        g = -epsilon * np.log(np.exp((f[:, None] - cost) / epsilon).sum(0)) + epsilon * np.log(columns)
+        step = epsilon * np.log(rows / np.exp((f[:, None] + g - cost) / epsilon).sum(1))
+        f = f + step
+        if np.abs(step).max() < 1e-14:
+            break
+    return np.exp((f[:, None] + g - cost) / epsilon)
+
+
+def plain_gradient(nodes: Array, masses: Array, points: Array, point_masses: Array, epsilon: float) -> Array:
+    """``2 (Q X - P Y)``."""
+    kept = masses > 0
+    squares: Callable[[Array, Array], Array] = lambda x, y: ((x[:, None] - y[None]) ** 2).sum(-1)  # noqa: E731
+    to_nodes = plan(squares(points, nodes[kept]), point_masses, masses[kept], epsilon)
+    to_points = plan(squares(points, points), point_masses, point_masses, epsilon)
+    return 2 * (to_points @ points - to_nodes @ nodes[kept])
+
+
+@pytest.fixture(params=[(5, 3, 7, 0.5), (4, 6, 5, 1.0), (3, 2, 20, 0.3), (1, 4, 9, 0.4)], ids=str)
+def case(request: pytest.FixtureRequest) -> tuple[Array, Array, Array, Array, float, Array]:
+    count, features, number, epsilon = request.param
+    rng = np.random.default_rng(number)
+    nodes = rng.standard_normal((number, features))
+    nodes[-1] = nodes[0]  # twins
+    masses = rng.uniform(0.5, 1.5, number)
+    masses[1] = 0.0
+    masses /= masses.sum()
+    nodes -= masses @ nodes
+    nodes /= math.sqrt(masses @ (nodes**2).sum(1))
+    point_masses = rng.uniform(0.5, 1.5, count)
+    points = 0.4 * rng.standard_normal((count, features))
+    return nodes, masses, points, point_masses / point_masses.sum(), epsilon, rng.standard_normal((count, features))
+
+
+def test_gradient_is_that_of_plain_sinkhorn(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
+    graph = Graph(*case)
+    nodes, masses, points, point_masses, epsilon, _ = case
+    assert graph.atoms == len(nodes) - 2  # one twin, one node without mass
+    np.testing.assert_allclose(
+        graph.gradient, plain_gradient(nodes, masses, points, point_masses, epsilon), atol=1e-11
+    )
+
+
+def test_product_is_the_derivative_of_the_gradient(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
+    nodes, masses, points, point_masses, epsilon, way = case
+    graph, step = Graph(*case), 1e-5
+    ahead = Graph(nodes, masses, points + step * way, point_masses, epsilon, way).gradient
+    behind = Graph(nodes, masses, points - step * way, point_masses, epsilon, way).gradient
+    np.testing.assert_allclose(graph.product, (ahead - behind) / (2 * step), atol=1e-7)
+
+
+def test_matrix_and_product_agree(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
+    graph, way = Graph(*case), case[5]
+    np.testing.assert_allclose(graph.basis @ graph.basis.T, np.eye(graph.dimension), atol=1e-14)
+    image = (graph.matrix @ (way @ graph.basis.T).reshape(-1)).reshape(len(way), -1) @ graph.basis
+    np.testing.assert_allclose(image, graph.product, atol=1e-12)
+
+
+def test_factor_and_conjugate_gradients_solve_the_system(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
+    graph = Graph(*case)
+    shift = np.repeat(100 * case[3], graph.dimension)
+    right = (case[5] @ graph.basis.T).reshape(-1)
+    expected = np.linalg.solve(graph.matrix + np.diag(shift), right).reshape(graph.solutions[0].shape)
+    for solution in graph.solutions:
+        np.testing.assert_allclose(solution, expected, atol=1e-11 * np.abs(expected).max())

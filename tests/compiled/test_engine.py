@@ -103,7 +103,8 @@ def test_as_many_points_as_nodes_are_the_nodes() -> None:
         # A local minimum may put two points on one node; where no node is left out, points and nodes are equal.
         if len(set(apart.argmin(1))) == 4:
             np.testing.assert_allclose(apart.min(1), 0.0, atol=1e-7)
-    assert any(len(set(np.abs(solved.points[g][:, None] - arguments[0][4 * g : 4 * g + 4][None]).max(-1).argmin(1))) == 4 for g in range(3))
+    gaps = [np.abs(solved.points[g][:, None] - arguments[0][4 * g : 4 * g + 4][None]).max(-1) for g in range(3)]
+    assert any(len(set(gap.argmin(1))) == 4 for gap in gaps)
 
 
 @pytest.mark.parametrize("count", [3, 7])
@@ -226,7 +227,14 @@ def test_overflow_is_reported_for_its_graph_alone() -> None:
 
 
 def test_an_empty_batch_gives_empty_arrays() -> None:
-    arguments = (np.zeros((0, 3)), np.zeros(0), np.zeros(1, np.int64), np.zeros((0, 4, 3)), np.full(4, 0.25), np.zeros(0))
+    arguments = (
+        np.zeros((0, 3)),
+        np.zeros(0),
+        np.zeros(1, np.int64),
+        np.zeros((0, 4, 3)),
+        np.full(4, 0.25),
+        np.zeros(0),
+    )
     solved = solve(arguments)
     assert solved.points.shape == (0, 4, 3)
     assert adjoint(arguments, solved, np.zeros((0, 4, 3))).nodes.shape == (0, 3)

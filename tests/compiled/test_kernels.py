@@ -173,9 +173,7 @@ def test_gradient_is_that_of_plain_sinkhorn(case: tuple[Array, Array, Array, Arr
     graph = Graph(*case)
     nodes, masses, points, point_masses, epsilon, _ = case
     assert graph.atoms == len(nodes) - 2  # one twin, one node without mass
-    np.testing.assert_allclose(
-        graph.gradient, plain_gradient(nodes, masses, points, point_masses, epsilon), atol=1e-11
-    )
+    np.testing.assert_allclose(graph.gradient, plain_gradient(nodes, masses, points, point_masses, epsilon), atol=1e-11)
 
 
 def test_product_is_the_derivative_of_the_gradient(case: tuple[Array, Array, Array, Array, float, Array]) -> None:

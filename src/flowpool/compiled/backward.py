@@ -50,7 +50,10 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
     memory, table, members, merged, atom_of, places,
     grad_nodes, grad_masses, grad_epsilon, residual, ok,
 ):  # fmt: skip
-    """Gradients of the graphs ``order[k]`` for each k that is drawn from the counter; where ``ok`` is left false they are zero and something better is needed."""
+    """Gradients of the graphs ``order[k]`` for each k that is drawn from the counter.
+
+    Where ``ok`` is left false they are zero and something better is needed.
+    """
     stay_apart()
     count, features = points.shape[1], points.shape[2]
     buffer = rows_of(memory)
@@ -123,11 +126,11 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
             if dense:
                 solve_factored(count, dimension, work.factor, work.pivots, track.right, track.newton, work)
             else:
-                usable = usable and 0.0 < conjugate_gradients(
+                usable = usable and conjugate_gradients(
                     coordinates, cloud.weighted, length, hull, dimension, here.points, count, point_masses, epsilon, 0.0,
                     PRECISION if attempt == 0 else ROUGH, track.right, track.newton, track.search, track.image, track.ready,
                     work,
-                )  # fmt: skip
+                ) > 0.0  # fmt: skip
             if attempt == 0:
                 copy(track.newton, solution, numbers)
             copy(track.newton, track.right, numbers)

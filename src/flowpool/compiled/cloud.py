@@ -69,7 +69,9 @@ def place_cloud(places, used, count, features, length, hull, dimension, dense): 
 def scratch_size(count: int, features: int, most: int) -> int:
     """Numbers that a thread needs for graphs of up to ``most`` nodes."""
     # A smaller graph may need more than the largest, because its Hessian is formed.
-    smaller = max((n for n in range(1, min(most, max(DENSE_LIMIT, 2 * count)) + 1) if is_dense(count, features, n)), default=1)
+    smaller = max(
+        (n for n in range(1, min(most, max(DENSE_LIMIT, 2 * count)) + 1) if is_dense(count, features, n)), default=1
+    )
     return max(_numbers(count, features, most), _numbers(count, features, smaller))
 
 

@@ -190,9 +190,7 @@ def explicit_step(clock, track, count, dimension, point_masses):  # type: ignore
     length, bend = _FIRST_STEP, 0.0
     if clock.steps > 0:
         combine(now, -1.0, track.velocity, track.right, numbers)
-        wish = math.sqrt(
-            2.0 * clock.step * _ERROR * extent(here.points, count, numbers) / norm(track.right, numbers)
-        )
+        wish = math.sqrt(2.0 * clock.step * _ERROR * extent(here.points, count, numbers) / norm(track.right, numbers))
         wish = min(wish, 2.0 * clock.step)
         if wish > _LONGEST_EXPLICIT:
             clock.asked += 1
@@ -255,7 +253,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             clock.phase = _RACE
             return EVALUATE
 
-        elif phase == _RACE:
+        if phase == _RACE:
             arrive(clock, track, count, dimension)
             if not clock.size < math.inf:
                 clock.status = NONFINITE
@@ -387,9 +385,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             return ask(clock, SLIDING, shift, _LOOSE, _SECOND)
 
         elif phase == _SECOND:
-            clock.length = (
-                0.5 * clock.step * norm(solution, numbers) / (_ERROR * extent(here.points, count, numbers))
-            )
+            clock.length = 0.5 * clock.step * norm(solution, numbers) / (_ERROR * extent(here.points, count, numbers))
             if not clock.length < math.inf:
                 shorten(clock, 0.3)
             elif clock.length > 1.0 and clock.step <= 1.0:

@@ -54,13 +54,24 @@ def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work
     width = padded(size)
     strength = 4.0 / epsilon
     hessian, follow, own_block = work.hessian, work.follow, work.own_block
-    moments, mean, second, lever, apart = work.moments, work.mean, work.second, work.lever, work.apart
+    moments, mean, second, unit = work.moments, work.mean, work.second, work.unit
+    lever, apart = work.lever, work.apart
     for row in range(size):
         for c in range(0, end, WIDTH):
             store(own_block, row, c, splat(0.0))
     for m in range(2 * count):
-        for j in range(0, width, WIDTH):
+        for j in range(0, width + end, WIDTH):
             store(follow, m, j, splat(0.0))
+
+    for e in range(dimension):
+        for c in range(0, end, WIDTH):
+            store(unit, e, c, splat(0.0))
+        unit[e, e] = 2.0
+    for e in range(hull):
+        for c in range(hull, end):
+            second[e, c] = 0.0
+    for e in range(hull, end):
+        mean[0, e] = 0.0
 
     pair = 0
     for i in range(count):
@@ -68,28 +79,40 @@ def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work
             mass, coupling = moments[pair, 0], work.self_plan[i, k]
             for e in range(hull):
                 mean[0, e] = moments[pair, 1 + e]
-            for e in range(hull, end):
-                mean[0, e] = 0.0
             column = 1 + hull
             for e in range(hull):
-                for c in range(hull, end):
-                    second[e, c] = 0.0
                 for c in range(e + 1):
                     second[e, c] = second[c, e] = moments[pair, column]
                     column += 1
             for c in range(0, end, WIDTH):
-                store(lever, 0, c, subtract(multiply(splat(mass), load(points, k, c)), load(mean, 0, c)))
-                store(apart, 0, c, subtract(load(points, i, c), load(points, k, c)))
+                reach = load(points, k, c)
+                middle = load(mean, 0, c)
+                gap = subtract(load(points, i, c), reach)
+                pull = subtract(multiply(splat(mass), reach), middle)
+                store(lever, 0, c, pull)
+                store(apart, 0, c, gap)
+                # How the potentials h and f follow a move of point i: rows ``k`` and ``count + k``; and the other way.
+                # Lanes past the last coordinate hold zeros, so that adding them to the next block changes nothing.
+                row, mirror = i * dimension + c, k * dimension + c
+                drift = multiply(splat(coupling), gap)
+                store(follow, k, row, add(load(follow, k, row), drift))
+                store(follow, i, row, add(load(follow, i, row), drift))
+                own_pull = subtract(middle, multiply(splat(mass), load(points, i, c)))
+                store(follow, count + k, row, add(load(follow, count + k, row), own_pull))
+                if k > i:
+                    store(follow, i, mirror, subtract(load(follow, i, mirror), drift))
+                    store(follow, k, mirror, subtract(load(follow, k, mirror), drift))
+                    store(follow, count + i, mirror, subtract(load(follow, count + i, mirror), pull))
             for e in range(dimension):
                 row, mirror = i * dimension + e, k * dimension + e
-                drift = coupling * apart[0, e]
                 by_point = splat(strength * points[i, e])
                 by_mean = splat(-strength * mean[0, e])
-                by_drift = splat(-strength * drift)
+                by_drift = splat(-strength * coupling * apart[0, e])
                 for c in range(0, end, WIDTH):
                     turned = multiply(by_drift, load(apart, 0, c))
                     value = fma(by_point, load(lever, 0, c), turned)
                     value = fma(by_mean, load(points, k, c), value)
+                    value = fma(splat(coupling), load(unit, e, c), value)
                     if e < hull:
                         moment = multiply(splat(strength), load(second, e, c))
                         value = add(value, moment)
@@ -100,15 +123,6 @@ def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work
                     store(own_block, row, c, subtract(load(own_block, row, c), turned))
                     if k > i:
                         store(own_block, mirror, c, subtract(load(own_block, mirror, c), turned))
-                hessian[row, mirror] += 2.0 * coupling
-                # How the potentials h and f follow a move of this coordinate.
-                follow[k, row] += drift
-                follow[i, row] += drift
-                follow[count + k, row] -= mass * points[i, e] - mean[0, e]
-                if k > i:
-                    follow[i, mirror] -= drift
-                    follow[k, mirror] -= drift
-                    follow[count + i, mirror] -= mass * points[k, e] - mean[0, e]
             pair += 1
 
     for i in range(count):

@@ -28,7 +28,7 @@ _VECTOR = ir.VectorType(_DOUBLE, WIDTH)
 _INTEGERS = ir.VectorType(ir.IntType(64), WIDTH)
 
 
-class Lanes(types.Type):  # type: ignore[misc]
+class Lanes(types.Type):
     """Type of eight float64 numbers held in registers."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ lanes = Lanes()
 
 
 @register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, frontend_type: Any) -> None:
         super().__init__(manager, frontend_type, _VECTOR)
 

@@ -20,7 +20,7 @@ from flowpool.compiled.flow import CLOCK, CURVE, EVALUATE, SOLVE, advance
 from flowpool.compiled.gradient import self_pull
 from flowpool.compiled.hessian import answer_dense, assemble, pair_weights
 from flowpool.compiled.jit import announce, entry
-from flowpool.compiled.lanes import WIDTH, multiply, splat, store
+from flowpool.compiled.lanes import WIDTH, multiply, store
 from flowpool.compiled.lanes import load as load_lanes
 from flowpool.compiled.linear import padded, row_products
 from flowpool.compiled.product import cost_changes, plan_changes
@@ -134,7 +134,18 @@ def sweep(  # type: ignore[no-untyped-def]
                         partial[chunk, p * columns + k] += moments[p, k]
             else:
                 cost_changes(
-                    coordinates, length, features, features, point_rows, count, way, conditional, plan, change, dual, right
+                    coordinates,
+                    length,
+                    features,
+                    features,
+                    point_rows,
+                    count,
+                    way,
+                    conditional,
+                    plan,
+                    change,
+                    dual,
+                    right,
                 )
                 if mode == _RESPONSE:
                     for i in range(count):
@@ -183,7 +194,9 @@ def go_on(  # type: ignore[no-untyped-def]
         own = solve_self_transport(
             there.points, features, count, point_masses, epsilon, there.self_potential, clock.inner, work
         )
-        self_pull(count, features, there.points, work.self_plan, work.self_rows, there.pulled, there.rows, there.gradient)
+        self_pull(
+            count, features, there.points, work.self_plan, work.self_rows, there.pulled, there.rows, there.gradient
+        )
         if not error < math.inf:
             there.gradient[0, 0] = math.nan
         clock.error = max(error, own)
@@ -267,7 +280,10 @@ class _Nodes:
 
     def moments(self, points: Array, potential: Array) -> Array:
         """``(M (M + 1) / 2, 1 + D + D (D + 1) / 2)``."""
-        pairs, columns = self.count * (self.count + 1) // 2, 1 + self.features + self.features * (self.features + 1) // 2
+        pairs, columns = (
+            self.count * (self.count + 1) // 2,
+            1 + self.features + self.features * (self.features + 1) // 2,
+        )
         return self.run(_MOMENTS, points, potential, self.epsilon, pairs * columns).reshape(pairs, columns)
 
     def transport(self, points: Array, potential: Array, stage: float, tolerance: float) -> tuple[Array, _Sums]:
@@ -331,7 +347,7 @@ class _Memory:
         self.potential, self.self_potential, self.rows = (view(track[k], 1, count)[0] for k in (9, 10, 11))
         self.moments = view(self.places[32], pairs, columns)
         self.self_plan = view(self.places[24], count, count)
-        self.hessian = view(self.places[39], count * features, count * features)
+        self.hessian = view(self.places[40], count * features, count * features)
 
 
 def solve_large(
@@ -360,7 +376,17 @@ def solve_large(
     request, error = -1, 0.0
     while True:
         request = go_on(
-            request, memory.memory, memory.places, clocks, point_masses, features, epsilon, tolerance, max_steps, error, False
+            request,
+            memory.memory,
+            memory.places,
+            clocks,
+            point_masses,
+            features,
+            epsilon,
+            tolerance,
+            max_steps,
+            error,
+            False,
         )
         if request == EVALUATE:
             points = memory.points.copy()
@@ -402,9 +428,7 @@ def adjoint_large(
     memory.here_points[:], memory.here_pulled[:], memory.here_rows[:] = points, sums.pulled, sums.rows
     memory.here_self_potential[:] = self_potential
     memory.moments[:] = cloud.moments(points, potential)
-    go_on(
-        CURVE, memory.memory, memory.places, np.zeros(1, CLOCK), point_masses, features, epsilon, 0.0, 0, 0.0, True
-    )
+    go_on(CURVE, memory.memory, memory.places, np.zeros(1, CLOCK), point_masses, features, epsilon, 0.0, 0, 0.0, True)
     hessian = np.triu(memory.hessian)
     hessian = hessian + np.triu(hessian, 1).T
     right = cotangent.reshape(-1)

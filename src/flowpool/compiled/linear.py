@@ -65,26 +65,69 @@ def smallest_pivot(inverse, size):  # type: ignore[no-untyped-def]
 
 @kernel
 def substitute(matrix, size, inverse, right, solution, row):  # type: ignore[no-untyped-def]
-    """Solves with a factorised matrix: ``solution[row]`` from ``right[row]``, which is overwritten."""
+    """Solves with a factorised matrix: ``solution[row]`` from ``right[row]``, which is overwritten.
+
+    Four unknowns at a time: between them in scalars, then all that follow from them in lanes.
+    """
     stay_apart()
     end = padded(size)
-    for k in range(size):
-        value = right[row, k] * inverse[0, k]
-        solution[row, k] = value
-        factor = splat(-value)
+    whole = size // 4 * 4
+    for k in range(0, whole, 4):
+        value0 = right[row, k]
+        value1 = right[row, k + 1]
+        value2 = right[row, k + 2]
+        value3 = right[row, k + 3]
+        value0 *= inverse[0, k]
+        value1 = (value1 - matrix[k, k + 1] * value0) * inverse[0, k + 1]
+        value2 = (value2 - matrix[k, k + 2] * value0 - matrix[k + 1, k + 2] * value1) * inverse[0, k + 2]
+        value3 -= matrix[k, k + 3] * value0 + matrix[k + 1, k + 3] * value1 + matrix[k + 2, k + 3] * value2
+        value3 *= inverse[0, k + 3]
+        solution[row, k] = value0
+        solution[row, k + 1] = value1
+        solution[row, k + 2] = value2
+        solution[row, k + 3] = value3
         for j in range(k // WIDTH * WIDTH, end, WIDTH):
-            store(right, row, j, fma(factor, load(matrix, k, j), load(right, row, j)))
-    for k in range(size, end):
-        solution[row, k] = 0.0
-    for k in range(size - 1, -1, -1):
-        start = k // WIDTH * WIDTH
-        partial = 0.0
-        for j in range(k + 1, min(start + WIDTH, size)):
-            partial += matrix[k, j] * solution[row, j]
-        rest = splat(0.0)
-        for j in range(start + WIDTH, end, WIDTH):
-            rest = fma(load(matrix, k, j), load(solution, row, j), rest)
-        solution[row, k] -= (partial + total(rest)) * inverse[0, k]
+            value = fma(splat(-value0), load(matrix, k, j), load(right, row, j))
+            value = fma(splat(-value1), load(matrix, k + 1, j), value)
+            value = fma(splat(-value2), load(matrix, k + 2, j), value)
+            store(right, row, j, fma(splat(-value3), load(matrix, k + 3, j), value))
+    for k in range(whole, size):
+        value0 = right[row, k]
+        for p in range(whole, k):
+            value0 -= matrix[p, k] * solution[row, p]
+        solution[row, k] = value0 * inverse[0, k]
+
+    # What is found from here on goes to ``right``, where zeros stand for what is still to be found.
+    for j in range(0, end, WIDTH):
+        store(right, row, j, splat(0.0))
+    for k in range(size - 1, whole - 1, -1):
+        value0 = 0.0
+        for p in range(k + 1, size):
+            value0 += matrix[k, p] * right[row, p]
+        right[row, k] = solution[row, k] - value0 * inverse[0, k]
+    for k in range(whole - 4, -1, -4):
+        sum0 = splat(0.0)
+        sum1 = splat(0.0)
+        sum2 = splat(0.0)
+        sum3 = splat(0.0)
+        for j in range(k // WIDTH * WIDTH, end, WIDTH):
+            value = load(right, row, j)
+            sum0 = fma(load(matrix, k, j), value, sum0)
+            sum1 = fma(load(matrix, k + 1, j), value, sum1)
+            sum2 = fma(load(matrix, k + 2, j), value, sum2)
+            sum3 = fma(load(matrix, k + 3, j), value, sum3)
+        value3 = solution[row, k + 3] - total(sum3) * inverse[0, k + 3]
+        value2 = solution[row, k + 2] - (total(sum2) + matrix[k + 2, k + 3] * value3) * inverse[0, k + 2]
+        value1 = total(sum1) + matrix[k + 1, k + 2] * value2 + matrix[k + 1, k + 3] * value3
+        value1 = solution[row, k + 1] - value1 * inverse[0, k + 1]
+        value0 = total(sum0) + matrix[k, k + 1] * value1 + matrix[k, k + 2] * value2 + matrix[k, k + 3] * value3
+        value0 = solution[row, k] - value0 * inverse[0, k]
+        right[row, k] = value0
+        right[row, k + 1] = value1
+        right[row, k + 2] = value2
+        right[row, k + 3] = value3
+    for j in range(0, end, WIDTH):
+        store(solution, row, j, load(right, row, j))
 
 
 @kernel
@@ -113,11 +156,23 @@ def substitute_rows(matrix, size, inverse, rows, length):  # type: ignore[no-unt
                 store(rows, k, j, fma(factor, load(rows, p, j), load(rows, k, j)))
 
 
-@shared
+@kernel
 def add_outer(rows, count, weights, size, matrix):  # type: ignore[no-untyped-def]
     """Adds ``rows^T diag(weights) rows`` to the upper triangle of the matrix; ``count`` is even."""
+    stay_apart()
     end = padded(size)
-    for m in range(0, count, 2):
+    for m in range(0, count // 4 * 4, 4):
+        for i in range(size):
+            first = splat(weights[0, m] * rows[m, i])
+            second = splat(weights[0, m + 1] * rows[m + 1, i])
+            third = splat(weights[0, m + 2] * rows[m + 2, i])
+            fourth = splat(weights[0, m + 3] * rows[m + 3, i])
+            for j in range(i // WIDTH * WIDTH, end, WIDTH):
+                value = fma(first, load(rows, m, j), load(matrix, i, j))
+                value = fma(second, load(rows, m + 1, j), value)
+                value = fma(third, load(rows, m + 2, j), value)
+                store(matrix, i, j, fma(fourth, load(rows, m + 3, j), value))
+    for m in range(count // 4 * 4, count, 2):
         for i in range(size):
             first = splat(weights[0, m] * rows[m, i])
             second = splat(weights[0, m + 1] * rows[m + 1, i])

@@ -19,7 +19,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 
-class Rows(types.Type):  # type: ignore[misc]
+class Rows(types.Type):
     """Type of a row-major matrix of float64 numbers."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ _INDEX = types.UniTuple(types.intp, 2)
 
 
 @register_model(Rows)
-class _RowsModel(models.StructModel):  # type: ignore[misc]
+class _RowsModel(models.StructModel):
     def __init__(self, manager: Any, frontend_type: Any) -> None:
         members = [("data", types.CPointer(types.float64)), ("stride", types.intp)]
         super().__init__(manager, frontend_type, members)
@@ -44,7 +44,7 @@ def item_pointer(context: Any, builder: Any, rows: Any, row: Any, column: Any) -
 
 
 @infer_global(operator.getitem)
-class _ReadTemplate(AbstractTemplate):  # type: ignore[misc]
+class _ReadTemplate(AbstractTemplate):
     def generic(self, arguments: Any, keywords: Any) -> Any:
         if isinstance(arguments[0], Rows):
             return signature(types.float64, rows_type, _INDEX)
@@ -52,7 +52,7 @@ class _ReadTemplate(AbstractTemplate):  # type: ignore[misc]
 
 
 @infer_global(operator.setitem)
-class _WriteTemplate(AbstractTemplate):  # type: ignore[misc]
+class _WriteTemplate(AbstractTemplate):
     def generic(self, arguments: Any, keywords: Any) -> Any:
         if isinstance(arguments[0], Rows):
             return signature(types.none, rows_type, _INDEX, types.float64)

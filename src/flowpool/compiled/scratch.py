@@ -63,6 +63,7 @@ class Work(NamedTuple):
     apart: Any
     # (Q, Q)
     second: Any
+    unit: Any
     # (D, Q)
     own_block: Any
     # (2 M, D)
@@ -103,12 +104,12 @@ def place_work(places, used, count, length, hull, dimension, dense):  # type: ig
     used = reserve(places, 31, 1, used, pairs, length)
     used = reserve(places, 32, 1, used, pairs, 1 + hull + hull * (hull + 1) // 2)
     used = reserve(places, 33, 3, used, 1, dimension)
-    used = reserve(places, 36, 1, used, dimension, dimension)
-    used = reserve(places, 37, 1, used, size, dimension)
-    used = reserve(places, 38, 1, used, 2 * count, size)
-    # A block of the Hessian may be stored past the last column.
-    used = reserve(places, 39, 3, used, size, size + padded(dimension))
-    return reserve(places, 42, 4, used, 1, size)
+    used = reserve(places, 36, 2, used, dimension, dimension)
+    used = reserve(places, 38, 1, used, size, dimension)
+    # A block may be stored past the last column.
+    used = reserve(places, 39, 1, used, 2 * count, padded(size) + padded(dimension))
+    used = reserve(places, 40, 3, used, size, padded(size) + padded(dimension))
+    return reserve(places, 43, 4, used, 1, size)
 
 
 @shared
@@ -171,6 +172,7 @@ def make_work(buffer, places):  # type: ignore[no-untyped-def]
         part(buffer, places[43, 0], places[43, 1]),
         part(buffer, places[44, 0], places[44, 1]),
         part(buffer, places[45, 0], places[45, 1]),
+        part(buffer, places[46, 0], places[46, 1]),
     )
 
 

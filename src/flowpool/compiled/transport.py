@@ -52,17 +52,28 @@ def gibbs(nodes, length, hull, dimension, count, scaled, gibbs_rows, tops):  # t
     stay_apart()
     for j in range(0, length, WIDTH):
         top = splat(-math.inf)
-        for i in range(0, count, 2):
-            other = min(i + 1, count - 1)
+        for i in range(0, count // 4 * 4, 4):
             first = splat(scaled[i, dimension])
-            second = splat(scaled[other, dimension])
+            second = splat(scaled[i + 1, dimension])
+            third = splat(scaled[i + 2, dimension])
+            fourth = splat(scaled[i + 3, dimension])
             for e in range(hull):
                 value = load(nodes, e + 1, j)
                 first = fma(splat(scaled[i, e]), value, first)
-                second = fma(splat(scaled[other, e]), value, second)
+                second = fma(splat(scaled[i + 1, e]), value, second)
+                third = fma(splat(scaled[i + 2, e]), value, third)
+                fourth = fma(splat(scaled[i + 3, e]), value, fourth)
             store(gibbs_rows, i, j, first)
-            store(gibbs_rows, other, j, second)
-            top = larger(larger(top, first), second)
+            store(gibbs_rows, i + 1, j, second)
+            store(gibbs_rows, i + 2, j, third)
+            store(gibbs_rows, i + 3, j, fourth)
+            top = larger(larger(larger(larger(top, first), second), third), fourth)
+        for i in range(count // 4 * 4, count):
+            first = splat(scaled[i, dimension])
+            for e in range(hull):
+                first = fma(splat(scaled[i, e]), load(nodes, e + 1, j), first)
+            store(gibbs_rows, i, j, first)
+            top = larger(top, first)
         store(tops, 0, j, top)
         for i in range(count):
             store(gibbs_rows, i, j, exponential(subtract(load(gibbs_rows, i, j), top)))

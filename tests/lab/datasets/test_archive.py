@@ -45,9 +45,7 @@ def tree(folder: Path) -> set[str]:
 
 def test_only_the_expected_members_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "SET.zip", {"OTHER/SET_node_labels.txt": b"1\n"})
-    expected = {
-        name.removeprefix("SET/"): GOOD[name] for name in ("SET/SET_A.txt", "SET/SET_graph_labels.txt")
-    }
+    expected = {name.removeprefix("SET/"): GOOD[name] for name in ("SET/SET_A.txt", "SET/SET_graph_labels.txt")}
     assert read_archive(path, "SET", WANTED) == expected
 
 

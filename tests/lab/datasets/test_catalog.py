@@ -36,9 +36,7 @@ def packed(files: dict[str, bytes]) -> bytes:
 def respelt(files: dict[str, bytes]) -> dict[str, bytes]:
     """The same graphs: edges in reverse order, without blanks, Windows line ends."""
     edges = files["MUTAG_A.txt"].replace(b" ", b"").split()[::-1]
-    return {name: data.replace(b"\n", b"\r\n") for name, data in files.items()} | {
-        "MUTAG_A.txt": b"\r\n".join(edges)
-    }
+    return {name: data.replace(b"\n", b"\r\n") for name, data in files.items()} | {"MUTAG_A.txt": b"\r\n".join(edges)}
 
 
 def tampered(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -129,18 +127,14 @@ def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path, monkeypatch: p
         load_dataset("MUTAG")
 
 
-@pytest.mark.parametrize(
-    "name", ["../MUTAG", "/etc/passwd", "a/b", "a\\b", "", ".", "..", "a..b", "MUTAG\0", "C:x"]
-)
+@pytest.mark.parametrize("name", ["../MUTAG", "/etc/passwd", "a/b", "a\\b", "", ".", "..", "a..b", "MUTAG\0", "C:x"])
 def test_names_that_are_paths_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no dataset name"):
         find_dataset(name, tmp_path)
 
 
 def test_an_absent_dataset_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(
-        DatasetNotFoundError, match="'MUTANT' is not here; it is none of the known .*MUTAG.*MUTANT.zip"
-    ):
+    with pytest.raises(DatasetNotFoundError, match="'MUTANT' is not here; it is none of the known .*MUTAG.*MUTANT.zip"):
         load_dataset("MUTANT", tmp_path)
     with pytest.raises(DatasetNotFoundError, match="it is a known dataset"):
         load_dataset("DD", tmp_path, download=False)

@@ -18,9 +18,7 @@ def accept(path: Path) -> None:
     pass
 
 
-def test_a_checked_download_appears_under_its_name_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checked_download_appears_under_its_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "open_https", lambda url: io.BytesIO(url.encode() * 10**5))
     seen = []
     target = tmp_path / "new" / "SET.zip"
@@ -58,9 +56,7 @@ def test_a_failed_download_leaves_the_old_file_and_nothing_else(
     assert target.read_bytes() == b"old"
 
 
-def test_a_download_that_fails_its_check_is_thrown_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_fails_its_check_is_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "open_https", lambda url: io.BytesIO(b"evil"))
 
     def check(path: Path) -> None:
@@ -82,9 +78,7 @@ def test_certificates_and_host_names_are_verified() -> None:
     assert contexts[0].check_hostname
 
 
-@pytest.mark.parametrize(
-    "url", ["http://localhost/x", "file:///etc/hostname", "ftp://localhost/x", "data:,x"]
-)
+@pytest.mark.parametrize("url", ["http://localhost/x", "file:///etc/hostname", "ftp://localhost/x", "data:,x"])
 def test_nothing_but_https_is_spoken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy"):
         monkeypatch.delenv(variable, raising=False)

@@ -12,10 +12,7 @@ from flowpool.lab.datasets.record import GraphDataset, both_directions, offsets
 def path_graphs(sizes: list[int]) -> GraphDataset:
     """Path graphs 0 - 1 - ... - (n-1); node i of graph g has the feature (g, i)."""
     features = [[float(graph), float(node)] for graph, size in enumerate(sizes) for node in range(size)]
-    edges = [
-        both_directions(np.array([(i, i + 1) for i in range(n - 1)], np.int64).reshape(-1, 2), n)
-        for n in sizes
-    ]
+    edges = [both_directions(np.array([(i, i + 1) for i in range(n - 1)], np.int64).reshape(-1, 2), n) for n in sizes]
     return GraphDataset(
         name="paths",
         features=torch.tensor(features),

@@ -28,9 +28,7 @@ MUTAG = Path(GRAKEL.submodule_search_locations[0]) / "tests" / "data" / "MUTAG" 
 PACKAGED = Path(splits.__file__).parent / "splits"
 SIZES = {"MUTAG": 188, "PTC_MR": 344}
 # The labels of PTC_MR are needed to draw its splits; MUTAG's are on every machine.
-WITH_LABELS = {"MUTAG": MUTAG} | {
-    name: path for name in ("PTC_MR",) if (path := DATA / "tu" / f"{name}.zip").is_file()
-}
+WITH_LABELS = {"MUTAG": MUTAG} | {name: path for name in ("PTC_MR",) if (path := DATA / "tu" / f"{name}.zip").is_file()}
 PUBLISHED = {
     name: size
     for name, size in {
@@ -51,9 +49,7 @@ def no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def equal(first: tuple[Fold, ...], second: tuple[Fold, ...]) -> bool:
     return len(first) == len(second) and all(
-        np.array_equal(one, two)
-        for pair in zip(first, second, strict=True)
-        for one, two in zip(*pair, strict=True)
+        np.array_equal(one, two) for pair in zip(first, second, strict=True) for one, two in zip(*pair, strict=True)
     )
 
 
@@ -97,9 +93,7 @@ def test_repeats_are_stratified_seeded_partitions(counts: list[int]) -> None:
     assert equal(folds, repeat_splits(labels.tolist(), 3))
     other = repeat_splits(labels, 4)
     assert not any(np.array_equal(one.test, two.test) for one, two in zip(folds, other, strict=True))
-    assert not any(
-        np.array_equal(one.validation, two.validation) for one, two in zip(folds, other, strict=True)
-    )
+    assert not any(np.array_equal(one.validation, two.validation) for one, two in zip(folds, other, strict=True))
 
 
 @pytest.mark.parametrize("labels", [[], [0] * 20 + [1] * 9])
@@ -211,9 +205,7 @@ def keep_one_fold(layout: Any) -> None:
         (keep_one_fold, "1 folds; at least 2"),
     ],
 )
-def test_bad_files_are_named_and_explained(
-    damage: Callable[[Any], None], message: str, tmp_path: Path
-) -> None:
+def test_bad_files_are_named_and_explained(damage: Callable[[Any], None], message: str, tmp_path: Path) -> None:
     layout = json.loads(write_splits(repeat_splits([0, 1] * 30, 1)))
     damage(layout)
     file = tmp_path / "bad.json"
@@ -233,7 +225,5 @@ def test_files_that_hold_no_splits_are_refused(text: str, tmp_path: Path) -> Non
 def test_splits_of_another_dataset_are_noticed() -> None:
     with pytest.raises(ValueError, match="never in the test parts"):
         load_splits("MUTAG", [0, 1] * 100)
-    with pytest.raises(
-        ValueError, match=r"graph 1\d\d in the test parts of all folds, but the graphs are 0\.\.99"
-    ):
+    with pytest.raises(ValueError, match=r"graph 1\d\d in the test parts of all folds, but the graphs are 0\.\.99"):
         check_splits(load_splits("MUTAG"), 100)

@@ -60,9 +60,7 @@ def test_decimals() -> None:
     assert table.tolist() == [[11.5, -0.25, 1.0], [1000.0, 0.2, 7.0]]
 
 
-@pytest.mark.parametrize(
-    "entry", [b"nan", b"inf", b"-Infinity", b"0x1p3", b"1e", b".", b"1e999", b"1e39", b""]
-)
+@pytest.mark.parametrize("entry", [b"nan", b"inf", b"-Infinity", b"0x1p3", b"1e", b".", b"1e999", b"1e39", b""])
 def test_malformed_and_infinite_decimals_name_the_line(entry: bytes) -> None:
     with pytest.raises(DatasetFormatError) as caught:
         read_decimals("f", b"1,2\n3,4\n5," + entry + b"\n6,7\n")
@@ -100,8 +98,7 @@ def test_fast_and_slow_reader_agree(kind: str, monkeypatch: pytest.MonkeyPatch) 
     texts = [b"1,2\n3,4"] + [
         b"".join(randomness.choices(alphabet, k=randomness.randint(0, 5)))
         + b"\n".join(
-            b"%d,%d" % (randomness.randint(-9, 99), randomness.randint(0, 9))
-            for _ in range(randomness.randint(0, 3))
+            b"%d,%d" % (randomness.randint(-9, 99), randomness.randint(0, 9)) for _ in range(randomness.randint(0, 3))
         )
         + b"".join(randomness.choices(alphabet, k=randomness.randint(0, 6)))
         for _ in range(4000)

@@ -175,9 +175,7 @@ def test_the_same_numbers_in_another_shape_have_another_checksum() -> None:
         (replaced(node_attributes=b"1,2\nnan,1\n"), ("node_attributes", 2), "finite"),
     ],
 )
-def test_malformed_files_name_file_and_line(
-    files: dict[str, bytes], where: tuple[str, int], problem: str
-) -> None:
+def test_malformed_files_name_file_and_line(files: dict[str, bytes], where: tuple[str, int], problem: str) -> None:
     with pytest.raises(DatasetFormatError, match=problem) as caught:
         build(files)
     assert (caught.value.file, caught.value.line) == (f"SET_{where[0]}.txt", where[1])
@@ -272,9 +270,7 @@ def mutate(files: dict[str, bytes], randomness: random.Random) -> dict[str, byte
             entries[randomness.randrange(len(entries))] = randomness.choice(TOKENS)
             data = b"\n".join([*lines[:line], b",".join(entries), *lines[line + 1 :]])
         elif damage == 8:
-            data = randomness.choice(
-                [b"", b"\n", data + data, data.replace(b"\n", b"\r\n"), files["SET_A.txt"]]
-            )
+            data = randomness.choice([b"", b"\n", data + data, data.replace(b"\n", b"\r\n"), files["SET_A.txt"]])
         else:
             data = data[:place] + randomness.randbytes(randomness.randint(1, 8)) + data[place:]
         files[name] = data
@@ -304,7 +300,7 @@ def fuzz(count: int, seed: int = 0) -> tuple[int, int]:
             assert bool(torch.isfinite(x).all())
             assert torch.equal(batch[edge_index[0]], batch[edge_index[1]])
             assert len(batch.unique()) == len(y) == len(dataset)
-            assert 0 <= int(y.min()) and int(y.max()) < dataset.num_classes
+            assert int(y.min()) >= 0 and int(y.max()) < dataset.num_classes
     return read, refused
 
 

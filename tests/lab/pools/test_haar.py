@@ -73,9 +73,7 @@ def renumbered(adjacency: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray
 
 def pooled(adjacency: np.ndarray, signal: np.ndarray) -> np.ndarray:
     batch = torch.zeros(len(signal), dtype=torch.long)
-    vector: torch.Tensor = HaarPool(signal.shape[1], 5)(
-        torch.from_numpy(signal), edges_of(adjacency), batch, 1
-    ).vector
+    vector: torch.Tensor = HaarPool(signal.shape[1], 5)(torch.from_numpy(signal), edges_of(adjacency), batch, 1).vector
     return vector.numpy()
 
 
@@ -118,9 +116,7 @@ def test_cut_separates_two_triangles_at_the_bridge() -> None:
 
 def test_cut_parts_a_disconnected_graph_with_its_largest_component() -> None:
     adjacency = two_triangles()
-    adjacency[2, 3] = adjacency[3, 2] = adjacency[5, 3] = adjacency[3, 5] = adjacency[4, 5] = adjacency[
-        5, 4
-    ] = 0
+    adjacency[2, 3] = adjacency[3, 2] = adjacency[5, 3] = adjacency[3, 5] = adjacency[4, 5] = adjacency[5, 4] = 0
     assert normalised_cut(adjacency).tolist() == [True] * 3 + [False] * 3
 
 
@@ -142,9 +138,7 @@ def test_low_frequencies_are_the_signals_that_are_constant_on_clusters() -> None
     pool = HaarPool(3, 5)
 
     def energy(values: np.ndarray) -> np.ndarray:
-        cloud = pool.points(
-            torch.from_numpy(values), edges_of(adjacency), torch.zeros(14, dtype=torch.long), 1
-        )
+        cloud = pool.points(torch.from_numpy(values), edges_of(adjacency), torch.zeros(14, dtype=torch.long), 1)
         return (cloud.points[0] ** 2).sum(0).numpy()
 
     np.testing.assert_allclose(energy(means), (means**2).sum(0), rtol=1e-10)

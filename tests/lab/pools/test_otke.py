@@ -32,10 +32,7 @@ def test_large_epsilon_is_centred_linear_attention() -> None:
         pool = OTKEPool(4, 5, epsilon=epsilon).double()
         scores = x @ pool.reference.mT
         centred = (
-            scores
-            - scores.mean(1, keepdim=True)
-            - scores.mean(2, keepdim=True)
-            + scores.mean((1, 2), keepdim=True)
+            scores - scores.mean(1, keepdim=True) - scores.mean(2, keepdim=True) + scores.mean((1, 2), keepdim=True)
         )
         closed_form = (1 + centred / epsilon) / 30
         errors.append(float((pool.plan(x, mask) - closed_form).abs().max().detach()))
@@ -54,7 +51,5 @@ def test_readout_is_the_plan_weighted_sum_scaled_by_the_root_of_the_points() -> 
 
 def test_cloud_keeps_the_mean_of_the_nodes() -> None:
     nodes, _ = nodes_with_padding()
-    cloud = OTKEPool(4, 5).points(
-        nodes[0], torch.empty(2, 0, dtype=torch.long), torch.zeros(7, dtype=torch.long), 1
-    )
+    cloud = OTKEPool(4, 5).points(nodes[0], torch.empty(2, 0, dtype=torch.long), torch.zeros(7, dtype=torch.long), 1)
     torch.testing.assert_close(cloud.points[0].mean(0), nodes[0].mean(0))

@@ -27,9 +27,7 @@ def test_plan_has_both_marginals_and_is_the_one_of_pot() -> None:
     torch.testing.assert_close(plan.sum(2), rows, rtol=0, atol=1e-12)
     torch.testing.assert_close(plan.sum(1), columns, rtol=0, atol=1e-12)
     for graph in range(2):
-        expected = ot.sinkhorn(
-            rows[graph].numpy(), columns[graph].numpy(), -scores[graph].numpy(), 1.0, stopThr=1e-14
-        )
+        expected = ot.sinkhorn(rows[graph].numpy(), columns[graph].numpy(), -scores[graph].numpy(), 1.0, stopThr=1e-14)
         np.testing.assert_allclose(plan[graph].numpy(), expected, atol=1e-10)
 
 
@@ -44,9 +42,7 @@ def test_gradient_agrees_with_finite_differences_also_beside_padding() -> None:
         scores, rows, columns = problem(padding)
         real = scores.isfinite()
 
-        def plan_of(
-            values: Tensor, real: Tensor = real, rows: Tensor = rows, columns: Tensor = columns
-        ) -> Tensor:
+        def plan_of(values: Tensor, real: Tensor = real, rows: Tensor = rows, columns: Tensor = columns) -> Tensor:
             filled = torch.full(real.shape, -math.inf, dtype=values.dtype).masked_scatter(real, values)
             return transport_plan(filled, rows, columns)
 

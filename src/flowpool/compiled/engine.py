@@ -6,7 +6,7 @@ becomes of the answers, is decided by :mod:`flowpool.pooling`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from flowpool.compiled.jit import announce
 from flowpool.compiled.threads import run
 
 Array = NDArray[np.float64]
+LONG = 20_000  # nodes times points from which a call may take longer than a person waits to interrupt it
 
 FEWEST = 8192  # nodes from which a graph is read in blocks
 WIDEST = 512  # largest M D for which it is; the Hessian is formed then
@@ -115,7 +116,7 @@ def solve(
 
     if len(order):
         announce(solve_graphs)
-        run(work, len(order), threads)
+        run(work, len(order), threads, patient=int(np.diff(ptr)[order].sum()) * count > LONG)
     for graph in np.flatnonzero(large):
         from flowpool.compiled.large import solve_large
 
@@ -123,7 +124,8 @@ def solve(
         found = solve_large(
             nodes[own], masses[own], start[graph], point_masses, float(epsilon[graph]), tolerance, max_steps, threads
         )
-        for target, value in zip(result, found, strict=True):
+        targets: tuple[NDArray[Any], ...] = result
+        for target, value in zip(targets, found, strict=True):
             target[graph] = value
     return result
 

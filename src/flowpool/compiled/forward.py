@@ -41,7 +41,7 @@ def solve_graphs(  # type: ignore[no-untyped-def]
     buffer = rows_of(memory)
     while True:
         turn = draw(counter)
-        if turn >= len(order):
+        if turn < 0 or turn >= len(order):
             break
         graph = order[turn]
         epsilon = epsilons[graph]
@@ -81,7 +81,7 @@ def solve_graphs(  # type: ignore[no-untyped-def]
         clock.asked = 0
         clock.step = 0.1
         clock.singular = False
-        while True:
+        while counter[0] >= 0:
             request = advance(clock, track, count, dimension, point_masses, tolerance, max_steps)
             if request == EVALUATE:
                 clock.error = evaluate(

@@ -143,9 +143,12 @@ def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work
     reduce_rows(work.self_response, count, work.self_response_inverse, follow, 0, width)
     reduce_rows(work.response, count, work.response_inverse, follow, count, width)
     for m in range(count):
-        work.weights[0, m] = -strength / work.self_response_inverse[0, m]
-        work.weights[0, count + m] = strength / work.response_inverse[0, m]
-    add_outer(follow, 2 * count, work.weights, size, hessian)
+        turn = splat(-strength / work.self_response_inverse[0, m])
+        push = splat(strength / work.response_inverse[0, m])
+        for j in range(0, width, WIDTH):
+            store(work.weighted_follow, m, j, multiply(turn, load(follow, m, j)))
+            store(work.weighted_follow, count + m, j, multiply(push, load(follow, count + m, j)))
+    add_outer(follow, 2 * count, work.weighted_follow, size, hessian)
     return True
 
 

@@ -345,7 +345,7 @@ class _Memory:
         self.here_potential, self.here_self_potential, self.here_rows = (view(track[k], 1, count)[0] for k in (3, 4, 5))
         self.points, self.pulled = view(track[6], count, features), view(track[8], count, features)
         self.potential, self.self_potential, self.rows = (view(track[k], 1, count)[0] for k in (9, 10, 11))
-        self.moments = view(self.places[32], pairs, columns)
+        self.moments = view(self.places[31], pairs, columns)
         self.self_plan = view(self.places[24], count, count)
         self.hessian = view(self.places[40], count * features, count * features)
 

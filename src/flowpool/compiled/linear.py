@@ -157,28 +157,20 @@ def substitute_rows(matrix, size, inverse, rows, length):  # type: ignore[no-unt
 
 
 @kernel
-def add_outer(rows, count, weights, size, matrix):  # type: ignore[no-untyped-def]
-    """Adds ``rows^T diag(weights) rows`` to the upper triangle of the matrix; ``count`` is even."""
+def add_outer(rows, count, weighted, size, matrix):  # type: ignore[no-untyped-def]
+    """Adds ``rows^T weighted`` to the upper triangle of the matrix, which has room for an even number of rows."""
     stay_apart()
     end = padded(size)
-    for m in range(0, count // 4 * 4, 4):
-        for i in range(size):
-            first = splat(weights[0, m] * rows[m, i])
-            second = splat(weights[0, m + 1] * rows[m + 1, i])
-            third = splat(weights[0, m + 2] * rows[m + 2, i])
-            fourth = splat(weights[0, m + 3] * rows[m + 3, i])
-            for j in range(i // WIDTH * WIDTH, end, WIDTH):
-                value = fma(first, load(rows, m, j), load(matrix, i, j))
-                value = fma(second, load(rows, m + 1, j), value)
-                value = fma(third, load(rows, m + 2, j), value)
-                store(matrix, i, j, fma(fourth, load(rows, m + 3, j), value))
-    for m in range(count // 4 * 4, count, 2):
-        for i in range(size):
-            first = splat(weights[0, m] * rows[m, i])
-            second = splat(weights[0, m + 1] * rows[m + 1, i])
-            for j in range(i // WIDTH * WIDTH, end, WIDTH):
-                value = fma(first, load(rows, m, j), load(matrix, i, j))
-                store(matrix, i, j, fma(second, load(rows, m + 1, j), value))
+    for i in range(0, size, 2):
+        for j in range(i // WIDTH * WIDTH, end, WIDTH):
+            first = load(matrix, i, j)
+            second = load(matrix, i + 1, j)
+            for m in range(count):
+                value = load(rows, m, j)
+                first = fma(splat(weighted[m, i]), value, first)
+                second = fma(splat(weighted[m, i + 1]), value, second)
+            store(matrix, i, j, first)
+            store(matrix, i + 1, j, second)
 
 
 @kernel

@@ -51,8 +51,6 @@ class Work(NamedTuple):
     self_response: Any
     # (M, Q + 1)
     scaled: Any
-    # (1, 2 M)
-    weights: Any
     # (M (M + 1) / 2, N)
     pairs: Any  # P_ij A_lj
     # (M (M + 1) / 2, 1 + R + R (R + 1) / 2)
@@ -68,6 +66,7 @@ class Work(NamedTuple):
     own_block: Any
     # (2 M, D)
     follow: Any
+    weighted_follow: Any
     # (D, D)
     hessian: Any
     factor: Any
@@ -100,15 +99,14 @@ def place_work(places, used, count, length, hull, dimension, dense):  # type: ig
     used = reserve(places, 9, 12, used, 1, count)
     used = reserve(places, 21, 8, used, count, count)
     used = reserve(places, 29, 1, used, count, dimension + 1)
-    used = reserve(places, 30, 1, used, 1, 2 * count)
-    used = reserve(places, 31, 1, used, pairs, length)
-    used = reserve(places, 32, 1, used, pairs, 1 + hull + hull * (hull + 1) // 2)
-    used = reserve(places, 33, 3, used, 1, dimension)
-    used = reserve(places, 36, 2, used, dimension, dimension)
-    used = reserve(places, 38, 1, used, size, dimension)
+    used = reserve(places, 30, 1, used, pairs, length)
+    used = reserve(places, 31, 1, used, pairs, 1 + hull + hull * (hull + 1) // 2)
+    used = reserve(places, 32, 3, used, 1, dimension)
+    used = reserve(places, 35, 2, used, dimension, dimension)
+    used = reserve(places, 37, 1, used, size, dimension)
     # A block may be stored past the last column.
-    used = reserve(places, 39, 1, used, 2 * count, padded(size) + padded(dimension))
-    used = reserve(places, 40, 3, used, size, padded(size) + padded(dimension))
+    used = reserve(places, 38, 2, used, 2 * count, padded(size) + padded(dimension))
+    used = reserve(places, 40, 3, used, size + 1, padded(size) + padded(dimension))
     return reserve(places, 43, 4, used, 1, size)
 
 

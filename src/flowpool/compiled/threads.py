@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 from numpy.typing import NDArray
+
+STOP = -(2**62)  # a counter that stays negative, however many draw from it
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
@@ -32,13 +34,28 @@ def _pool(threads: int) -> ThreadPoolExecutor:
         return pool
 
 
-def run(work: Callable[[NDArray[np.int64]], None], pieces: int, threads: int) -> None:
+def run(work: Callable[[NDArray[np.int64]], None], pieces: int, threads: int, patient: bool = False) -> None:
     """Calls ``work(counter)`` in up to ``threads`` threads, the calling one among them.
 
     Args:
-        work: handles piece k of the work for each k < ``pieces`` that it draws from the counter.
+        work: handles piece k of the work for each k < ``pieces`` that it draws from the counter, and stops early when
+            the counter is negative.
+        patient: the calling thread waits instead of working, so that it can be interrupted; for work that takes long.
     """
     counter = np.zeros(1, np.int64)
+    if patient:
+        count = min(threads, pieces)
+        futures = [_pool(count).submit(work, counter) for _ in range(count)]
+        try:
+            while wait(futures, timeout=0.1).not_done:
+                pass
+        except BaseException:
+            counter[0] = STOP
+            wait(futures)
+            raise
+        for future in futures:
+            future.result()
+        return
     helpers = min(threads, pieces) - 1
     futures = []
     if helpers > 0:

@@ -22,7 +22,7 @@ demo: .venv/lab
 	$(BIN)/flowpool evaluate MUTAG --pools flow,sort,sum,mean
 
 test: .venv/dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, Literal, NoReturn
 
 import torch
+import torch.fx
 import torch_geometric.nn.aggr
 from torch import Tensor
 from torch_geometric.experimental import disable_dynamic_shapes
@@ -24,7 +25,7 @@ from torch_geometric.nn.inits import reset
 
 from flowpool import costs, references
 from flowpool.costs import CostFunction
-from flowpool.measures import check_features, require_like
+from flowpool.measures import check_features, checked_index, checked_ptr, require_like
 from flowpool.pooling import BackwardReport, Options, Pooled, flow_pool
 from flowpool.status import Status
 
@@ -163,6 +164,19 @@ class FlowPool(Aggregation):
             mean = features.mean(0)
             centres = mean + (features - mean).square().sum(-1).mean().sqrt() * centres
         self.reference.copy_(centres)
+
+    def __call__(
+        self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, *rest: Any, **options: Any
+    ) -> Tensor:
+        # The base class computes with these before anyone has looked at their types, and fails in words of its own.
+        if not torch.compiler.is_compiling() and not isinstance(x, torch.fx.Proxy):
+            check_features(x)
+            if index is not None:
+                checked_index(index, x.shape[0], None)
+            if ptr is not None:
+                checked_ptr(ptr, x.shape[0], None)
+        result: Tensor = super().__call__(x, index, ptr, *rest, **options)
+        return result
 
     @disable_dynamic_shapes(required_args=["dim_size"])
     def forward(

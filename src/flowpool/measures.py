@@ -116,12 +116,12 @@ def arrange_nodes(
             f"dim_size is {num_graphs}; pass a number of graphs from 0 to {_MOST_GRAPHS} that fits in memory."
         )
     if ptr is not None:
-        offsets = _checked_ptr(ptr, num_nodes, num_graphs)
+        offsets = checked_ptr(ptr, num_nodes, num_graphs)
         if batch is not None:
-            _check_agreement(_checked_index(batch, num_nodes, offsets.numel() - 1), offsets)
+            _check_agreement(checked_index(batch, num_nodes, offsets.numel() - 1), offsets)
         graph = torch.arange(offsets.numel() - 1, device=offsets.device).repeat_interleave(offsets.diff())
     elif batch is not None:
-        graph = _checked_index(batch, num_nodes, num_graphs)
+        graph = checked_index(batch, num_nodes, num_graphs)
         found = int(graph.max()) + 1 if num_nodes else 0
         offsets = _offsets(torch.bincount(graph, minlength=found if num_graphs is None else num_graphs))
     else:
@@ -156,7 +156,8 @@ def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
-def _checked_index(batch: Tensor, num_nodes: int, num_graphs: int | None) -> Tensor:
+def checked_index(batch: Tensor, num_nodes: int, num_graphs: int | None) -> Tensor:
+    """Graph ids as int64; raises unless they are one integer per node, in range."""
     if not isinstance(batch, Tensor) or batch.dtype not in (
         torch.int64,
         torch.int32,
@@ -182,7 +183,8 @@ def _checked_index(batch: Tensor, num_nodes: int, num_graphs: int | None) -> Ten
     return index
 
 
-def _checked_ptr(ptr: Tensor, num_nodes: int, num_graphs: int | None) -> Tensor:
+def checked_ptr(ptr: Tensor, num_nodes: int, num_graphs: int | None) -> Tensor:
+    """Offsets as int64; raises unless they rise from 0 to the number of nodes."""
     if not isinstance(ptr, Tensor) or ptr.dtype not in (torch.int64, torch.int32):
         found = ptr.dtype if isinstance(ptr, Tensor) else type(ptr).__name__
         raise ValueError(f"ptr is {found}; pass an integer tensor of offsets (torch.long).")

@@ -114,7 +114,7 @@ def flow_pool(
         not touched.
     """
     options = Options(debias, gradient, tolerance, max_steps, step_size, ridge, engine)
-    if torch.is_inference_mode_enabled():
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         # Costs without a closed form are differentiated inside the solver, which inference mode would forbid.
         with torch.inference_mode(False), torch.no_grad():
             return flow_pool(

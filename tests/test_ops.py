@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from flowpool import flow_pool, ops
+from flowpool import FlowPool, flow_pool, ops
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = torch.randn(14, 2, generator=GENERATOR, dtype=torch.float64)
@@ -71,3 +71,12 @@ def test_operators_pass_opcheck(layout):
     ended = ops.solve(nodes, masses, ptr, solvable, start, weights, epsilon, *settings)
     cotangent = torch.ones_like(start)
     opcheck(ops.adjoint, (nodes, masses, ptr, solvable, *ended[:3], weights, epsilon, cotangent, 1e-18))
+
+
+def test_the_layer_compiles_as_a_whole_and_takes_other_sizes():
+    layer = FlowPool(2, 3, mass="append")
+    traced = torch.compile(lambda x, index: layer(x, index, dim_size=4), fullgraph=True, backend="eager")
+    for size in (14, 9, 23):
+        nodes = torch.randn(size, 2, generator=GENERATOR)
+        index = torch.randint(4, (size,), generator=GENERATOR)
+        assert torch.equal(traced(nodes, index), layer(nodes, index, dim_size=4))

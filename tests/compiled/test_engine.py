@@ -44,7 +44,8 @@ def random_clouds(graphs: int, features: int, seed: int = 0, smallest: int = 6, 
 
 
 def solve(arguments: tuple[Any, ...], tolerance: float = 1e-5, max_steps: int = 1000, threads: int = 1) -> Any:
-    return compiled.solve(*arguments, tolerance, max_steps, threads)
+    every: list[Any] = [*arguments, tolerance, max_steps, threads]
+    return compiled.solve(*every)
 
 
 def adjoint(arguments: tuple[Any, ...], solved: Any, cotangent: Array, ridge: float = RIDGE, threads: int = 1) -> Any:
@@ -274,3 +275,37 @@ def test_works_after_fork() -> None:
     os.close(writer)
     assert os.read(reader, 1) == b"1"
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture
+def many_nodes() -> tuple[Any, ...]:
+    rng = np.random.default_rng(8)
+    masses = rng.uniform(0.5, 1.5, 20_000)
+    masses[:3] = 0.0
+    arguments = batch([rng.standard_normal((20_000, 3))], 4, 0.3, masses=[masses])
+    return (*arguments[:4], np.array([0.1, 0.2, 0.3, 0.4]), arguments[5])
+
+
+def test_reading_nodes_in_blocks_changes_nothing(many_nodes: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = solve(many_nodes, 1e-9)
+    cotangent = np.random.default_rng(0).standard_normal(solved.points.shape)
+    found = adjoint(many_nodes, solved, cotangent)
+    monkeypatch.setattr("flowpool.compiled.engine.FEWEST", 10**9)
+    expected = solve(many_nodes, 1e-9)
+    gradients = adjoint(many_nodes, expected, cotangent)
+    assert solved.steps[0] == expected.steps[0]
+    np.testing.assert_allclose(solved.points, expected.points, atol=1e-11)
+    np.testing.assert_allclose(found.nodes, gradients.nodes, atol=1e-10 * np.abs(gradients.nodes).max())
+    np.testing.assert_allclose(np.ptp(found.masses - gradients.masses), 0.0, atol=1e-10 * np.ptp(gradients.masses))
+    np.testing.assert_allclose(found.epsilon, gradients.epsilon, rtol=1e-9)
+
+
+def test_threads_share_the_nodes_of_a_graph_without_a_trace(many_nodes: tuple[Any, ...]) -> None:
+    alone, shared = solve(many_nodes), solve(many_nodes, threads=3)
+    for one, other in zip(alone, shared, strict=True):
+        np.testing.assert_array_equal(one, other)
+    cotangent = np.ones_like(alone.points)
+    for one, other in zip(
+        adjoint(many_nodes, alone, cotangent), adjoint(many_nodes, alone, cotangent, threads=3), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)

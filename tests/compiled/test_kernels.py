@@ -141,7 +141,8 @@ def plan(cost: Array, rows: Array, columns: Array, epsilon: float) -> Array:
         f = f + step
         if np.abs(step).max() < 1e-14:
             break
-    return np.exp((f[:, None] + g - cost) / epsilon)
+    result: Array = np.exp((f[:, None] + g - cost) / epsilon)
+    return result
 
 
 def plain_gradient(nodes: Array, masses: Array, points: Array, point_masses: Array, epsilon: float) -> Array:

@@ -13,21 +13,21 @@ REFERENCE = torch.randn(3, 2, generator=GENERATOR, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("level", [1.0, 0.3, 0.1])
-def test_engines_agree_on_all_of_mutag(level):
-    features, batch = mutag_clouds(width=8)
+def test_engines_agree_on_mutag(level):  # benchmarks/engines.py looks at all 188, and at NCI1
+    features, batch = mutag_clouds(width=8, count=47)
     reference = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weights = torch.randn(188, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = torch.randn(47, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = {}
     for engine in ("torch", "compiled"):
         nodes = features.clone().requires_grad_()
-        epsilon = torch.full((188,), level, dtype=torch.float64, requires_grad=True)
+        epsilon = torch.full((47,), level, dtype=torch.float64, requires_grad=True)
         pooled = flow_pool(nodes, batch, reference=reference, epsilon=epsilon, engine=engine, tolerance=1e-10)
         gradients = torch.autograd.grad((pooled.points * weights).sum(), (nodes, epsilon))
         found[engine] = (pooled, *gradients)
     one, other = found["torch"], found["compiled"]
     gap = (one[0].points - other[0].points).abs().amax((1, 2))
     isolated = ~(one[0].backward.damped | other[0].backward.damped)
-    assert int(isolated.sum()) >= 186
+    assert int(isolated.sum()) >= 46
     assert gap[isolated].max() < 1e-9
     own = isolated[batch]
     assert (one[1] - other[1])[own].norm() < 1e-7 * one[1][own].norm()

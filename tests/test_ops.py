@@ -66,11 +66,11 @@ def test_operators_pass_opcheck(layout):
     opcheck(ops.arrange, (NODES, BATCH, None, MASSES, 4))
     opcheck(ops.arrange, (nodes, None, ptr, None, 4))
     leaves = [x.detach().requires_grad_() for x in (nodes, masses, epsilon)]
-    settings = (1e-9, 1000, 1e-18)
+    settings = (1e-16, 1e-9, 1000, 1e-18)
     opcheck(ops.solve, (leaves[0], leaves[1], ptr, solvable, start, weights, leaves[2], *settings))
     ended = ops.solve(nodes, masses, ptr, solvable, start, weights, epsilon, *settings)
     cotangent = torch.ones_like(start)
-    opcheck(ops.adjoint, (nodes, masses, ptr, solvable, *ended[:3], weights, epsilon, cotangent, 1e-18))
+    opcheck(ops.adjoint, (nodes, masses, ptr, solvable, *ended[:3], weights, epsilon, cotangent, 1e-16, 1e-18))
 
 
 def test_the_layer_compiles_as_a_whole_and_takes_other_sizes():

@@ -1,25 +1,44 @@
 """FlowPool: pooling graph representations with Wasserstein gradient flows."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flowpool import costs, references
+from flowpool import costs, masses, references
 from flowpool.pooling import Pooled, flow_pool
+from flowpool.relaxed import relaxed_pool
 from flowpool.status import Status
 
 if TYPE_CHECKING:
+    from flowpool.coarsen import FlowCoarsen
     from flowpool.layer import FlowPool, register_with_pyg
+    from flowpool.readout import FlowReadout
 
-__all__ = ["FlowPool", "Pooled", "Status", "costs", "flow_pool", "references", "register_with_pyg"]
+__all__ = [
+    "FlowCoarsen",
+    "FlowPool",
+    "FlowReadout",
+    "Pooled",
+    "Status",
+    "costs",
+    "flow_pool",
+    "masses",
+    "references",
+    "register_with_pyg",
+    "relaxed_pool",
+]
+
+# What needs torch_geometric, and where it stands.
+_LAYERS = {"FlowCoarsen": "coarsen", "FlowPool": "layer", "FlowReadout": "readout", "register_with_pyg": "layer"}
 
 
 def __getattr__(name: str) -> Any:
-    """The layer, which needs torch_geometric, only when it is asked for."""
-    if name in ("FlowPool", "register_with_pyg"):
-        try:
-            from flowpool import layer
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("torch_geometric"):
-                raise
-            raise ImportError(f"flowpool.{name} needs PyTorch Geometric: pip install 'flowpool[pyg]'.") from error
-        return getattr(layer, name)
-    raise AttributeError(f"module 'flowpool' has no attribute {name!r}")
+    """The layers, which need torch_geometric, only when they are asked for."""
+    if name not in _LAYERS:
+        raise AttributeError(f"module 'flowpool' has no attribute {name!r}")
+    try:
+        module = import_module(f"flowpool.{_LAYERS[name]}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("torch_geometric"):
+            raise
+        raise ImportError(f"flowpool.{name} needs PyTorch Geometric: pip install 'flowpool[pyg]'.") from error
+    return getattr(module, name)

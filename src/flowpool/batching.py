@@ -36,6 +36,7 @@ class Problem:
         epsilon: ``(B,)``.
         geometry: the cost.
         debias: S_eps, or L_eps alone.
+        resolution: relative precision that the nodes were given in; finer differences are rounding.
     """
 
     clouds: Clouds
@@ -44,6 +45,7 @@ class Problem:
     epsilon: Tensor
     geometry: Geometry
     debias: bool
+    resolution: float = torch.finfo(torch.float64).eps
 
     def select(self, graphs: Tensor) -> Problem:
         """The problem of some graphs, in the order given, ``(K,)`` int64."""

@@ -76,6 +76,13 @@ def _unit(x: Tensor) -> Tensor:
 class Mahalanobis(Cost):
     r"""Learnable quadratic cost :math:`|L (x - y)|^2`.
 
+    It helps where features differ in importance or in unit and no layer before the pool can learn that.
+
+    A diagonal L is the squared Euclidean cost of the features L y, and as such it is pooled: in the metric of the cost,
+    :math:`\dot x_i = -\tfrac1{2 a_i} L^{-2} \nabla_{x_i} S`, by either engine, so that the weights decide neither the
+    stiffness of the flow nor its speed. With a rank, L may be blind in some directions, in which nothing pulls the
+    points; the flow then runs in the Euclidean metric, on the torch engine.
+
     Args:
         in_channels: D.
         rank: rows of L; ``None`` makes L diagonal, D positive scales kept as logarithms.
@@ -103,6 +110,48 @@ class Mahalanobis(Cost):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, rank={self.rank}"
+
+
+class Neural(Cost):
+    r"""Learnable cost :math:`|\phi(x) - \phi(y)|^2` behind a small network,
+    :math:`\phi(x) = W_0 x + W_2 \tanh(W_1 x + b)`.
+
+    It starts as the squared Euclidean cost: the second layer is zero, and W_0 is the identity. It helps where features
+    far apart should count as close, which no linear map can say; the points are still points of feature space, so
+    the network bends what is near and not what comes out. It knows no scale of its own: normalise the features before.
+
+    Args:
+        in_channels: D.
+        hidden: width of the tanh layer.
+        out_channels: E of :math:`\phi`; ``None``: D. With less than D the cost is blind in some directions, in which
+            nothing pulls the points. W_0 is then learned, from a random projection.
+    """
+
+    def __init__(self, in_channels: int, hidden: int, out_channels: int | None = None) -> None:
+        super().__init__()
+        self.in_channels, self.hidden, self.out_channels = in_channels, hidden, out_channels
+        width = in_channels if out_channels is None else out_channels
+        self.skip = nn.Identity() if out_channels is None else nn.Linear(in_channels, width, bias=False)
+        self.first = nn.Linear(in_channels, hidden)
+        self.second = nn.Linear(hidden, width, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The squared Euclidean cost, or a random projection of it when ``out_channels`` is given."""
+        self.first.reset_parameters()
+        nn.init.zeros_(self.second.weight)
+        if isinstance(self.skip, nn.Linear):
+            nn.init.orthogonal_(self.skip.weight)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self._embed(x) - self._embed(y)).square().sum(-1)  # embedded before the clouds meet: M + N calls
+
+    def _embed(self, x: Tensor) -> Tensor:
+        embedded: Tensor = self.skip(x) + self.second(self.first(x).tanh())
+        return embedded
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, hidden={self.hidden}, out_channels={self.out_channels}"
 
 
 class Custom(Cost):
@@ -157,6 +206,13 @@ class Geometry:
     @property
     def is_squared_euclidean(self) -> bool:
         return isinstance(self.cost, SquaredEuclidean)
+
+    @property
+    def feature_weights(self) -> Tensor | None:
+        """w, ``(D,)``, if the cost is ``|w (x - y)|^2``, the squared Euclidean one of weighted features; else None."""
+        if isinstance(self.cost, Mahalanobis) and self.cost.rank is None:
+            return self.tensors["weight"].exp()
+        return None
 
     def matrix(self, x: Tensor, y: Tensor) -> Tensor:
         """All costs between ``(B, M, D)`` and ``(B, N, D)``, as ``(B, M, N)``."""

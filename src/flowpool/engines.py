@@ -47,9 +47,9 @@ class TorchEngine:
     def solve(
         self, problem: Problem, solvable: Tensor, tolerance: float, max_steps: int, step_size: float | None
     ) -> Flowed:
-        chosen = solvable.nonzero().squeeze(-1)
-        ended = batching.solve(problem.select(chosen), tolerance, max_steps, step_size)
-        return spread(ended, chosen, problem.start)
+        part, chosen = _solvable_part(problem, solvable)
+        ended = batching.solve(part, tolerance, max_steps, step_size)
+        return ended if chosen is None else spread(ended, chosen, problem.start)
 
     def adjoint(
         self,
@@ -60,10 +60,11 @@ class TorchEngine:
         ridge: float,
         wanted: set[str],
     ) -> BackwardResult:
-        chosen = solvable.nonzero().squeeze(-1)
-        part = Flowed(*(value[chosen] for value in ended))
-        found = batching.adjoint(problem.select(chosen), part, cotangent[chosen], ridge, wanted)
-        return _among_all(found, problem, solvable, chosen)
+        part, chosen = _solvable_part(problem, solvable)
+        if chosen is None:
+            return batching.adjoint(part, ended, cotangent, ridge, wanted)
+        end = Flowed(*(value[chosen] for value in ended))
+        return _among_all(batching.adjoint(part, end, cotangent[chosen], ridge, wanted), problem, solvable, chosen)
 
 
 class CompiledEngine:
@@ -77,15 +78,17 @@ class CompiledEngine:
     ) -> Flowed:
         from flowpool.compiled import engine
 
-        chosen = solvable.nonzero().squeeze(-1)
-        part = problem.select(chosen)
+        part, chosen = _solvable_part(problem, solvable)
         nodes, masses, ptr, weights, epsilon = _arrays(*_given(part))
         (start,) = _arrays(part.start)
         threads = torch.get_num_threads()
-        found = engine.solve(nodes, masses, ptr, start, weights, epsilon, tolerance, max_steps, threads)
+        found = engine.solve(
+            nodes, masses, ptr, start, weights, epsilon, _hull_tolerance(part), tolerance, max_steps, threads
+        )
         points, potential, self_potential, residual, steps, status, singular = map(torch.from_numpy, found)
         residual = residual.masked_fill(status == Status.NONFINITE.value, torch.nan)
-        return spread(Flowed(points, potential, self_potential, residual, steps, singular), chosen, problem.start)
+        ended = Flowed(points, potential, self_potential, residual, steps, singular)
+        return ended if chosen is None else spread(ended, chosen, problem.start)
 
     def adjoint(
         self,
@@ -98,18 +101,18 @@ class CompiledEngine:
     ) -> BackwardResult:
         from flowpool.compiled import engine
 
-        chosen = solvable.nonzero().squeeze(-1)
-        part = problem.select(chosen)
+        part, chosen = _solvable_part(problem, solvable)
         nodes, masses, ptr, weights, epsilon = _arrays(*_given(part))
-        points, *potentials = _arrays(ended.points[chosen], ended.potential[chosen], ended.self_potential[chosen])
-        (upstream,) = _arrays(cotangent[chosen])
+        ends = (ended.points, ended.potential, ended.self_potential, cotangent)
+        points, potential, self_potential, upstream = _arrays(*(x if chosen is None else x[chosen] for x in ends))
         threads = torch.get_num_threads()
         found = engine.adjoint(
-            nodes, masses, ptr, points, potentials[0], potentials[1], weights, epsilon, ridge, upstream, threads
-        )
+            nodes, masses, ptr, points, potential, self_potential, weights, epsilon, _hull_tolerance(part), ridge,
+            upstream, threads,
+        )  # fmt: skip
         to_nodes, to_masses, to_epsilon, residual, sound = map(torch.from_numpy, found)
         own = BackwardResult(to_nodes, to_masses, torch.zeros_like(part.point_masses), to_epsilon, {}, residual, ~sound)
-        result = _among_all(own, problem, solvable, chosen)
+        result = own if chosen is None else _among_all(own, problem, solvable, chosen)
         if bool(sound.all()):
             return result
         rest = TorchEngine().adjoint(problem, result.damped, ended, cotangent, ridge, wanted)
@@ -122,9 +125,22 @@ class CompiledEngine:
         )
 
 
+def _solvable_part(problem: Problem, solvable: Tensor) -> tuple[Problem, Tensor | None]:
+    """The problem of the graphs to solve, and which they are; ``None`` if they are all."""
+    if bool(solvable.all()):
+        return problem, None
+    chosen = solvable.nonzero().squeeze(-1)
+    return problem.select(chosen), chosen
+
+
 def _given(problem: Problem) -> tuple[Tensor, ...]:
     clouds = problem.clouds
     return clouds.nodes, clouds.masses, clouds.ptr, problem.point_masses, problem.epsilon
+
+
+def _hull_tolerance(problem: Problem) -> float:
+    """Distance from the hull of the nodes, relative to the farthest, that is rounding."""
+    return max(1e-10, 10 * problem.resolution)
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

@@ -1,8 +1,9 @@
 """Every graph in a frame of its own, so that the solver meets no large offsets and no extreme scales.
 
 Where the cost allows it (it commutes with moving and scaling both clouds), a graph is moved to mean zero and scaled to
-variance one. The way there and back is made of ordinary differentiable tensors, so that the dependence of the frame on
-the nodes and on their masses needs no further thought.
+variance one. A cost that only weighs the features is taken into the frame, by an own unit for each of them, so that
+the solver meets the squared Euclidean cost. The way there and back is made of ordinary differentiable tensors, so that
+the dependence of the frame on the nodes, on their masses and on the weights of the features needs no further thought.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowpool.costs import Geometry
+from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.measures import Clouds
 
 _POINTLESS = 1e-13  # spread of a cloud, relative to its largest entry, below which it is one point
@@ -25,8 +26,9 @@ class Frame:
     Attributes:
         clouds: the graphs in their frames.
         mean: where the origin of the frame lies outside, ``(B, D)``.
-        scale: how long its unit is outside, ``(B,)``.
+        scale: how long its unit is outside, ``(B, 1)``, or for each feature, ``(B, D)``.
         cost_unit: how much its unit of cost is outside, ``(B,)``.
+        geometry: the cost in the frame.
         epsilon: in the frame, ``(B,)``.
         start: X^(0) in the frame, ``(B, M, D)``.
         empty: graphs without nodes, ``(B,)`` bool.
@@ -38,6 +40,7 @@ class Frame:
     mean: Tensor
     scale: Tensor
     cost_unit: Tensor
+    geometry: Geometry
     epsilon: Tensor
     start: Tensor
     empty: Tensor
@@ -49,7 +52,7 @@ class Frame:
 
         A graph that is one point is pooled to copies of it, an empty one to zeros: both sit at their frame's origin.
         """
-        placed = self.mean.unsqueeze(1) + self.scale[:, None, None] * points
+        placed = self.mean.unsqueeze(1) + self.scale.unsqueeze(1) * points
         return torch.where(self.broken[:, None, None], torch.nan, placed)
 
 
@@ -72,32 +75,46 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
     mean = clouds.mean()
     centred = nodes - mean[clouds.batch]
     spread = _largest(clouds, centred)
-    unit = torch.where(spread > 0, spread, 1.0)  # squares of the features themselves could overflow
-    variance = clouds.sum(clouds.masses * (centred / unit[clouds.batch, None]).square().sum(-1))
-    single = (spread <= _POINTLESS * _largest(clouds, nodes)) | (clouds.sizes <= 1) | broken | ~(variance > 0)
-    radius = unit * torch.where(single, 1.0, variance).sqrt()  # (B,), R
+    single = (spread <= _POINTLESS * _largest(clouds, nodes)) | (clouds.sizes <= 1) | broken
+    radius, single = _radius(clouds, centred, spread, single)  # (B,), R
 
+    weights = geometry.feature_weights
     if degree is None:
-        framed, origin, scale = clouds, torch.zeros_like(mean), torch.ones_like(radius)
+        framed, origin, unit = clouds, torch.zeros_like(mean), torch.ones_like(radius)
+        scale = unit.unsqueeze(-1)
     else:
-        framed = clouds.moved(centred / radius[clouds.batch, None])
-        origin, scale = mean, radius
-    centre, size = (mean - origin) / scale.unsqueeze(-1), radius / scale  # of the graph in its frame
+        origin, unit = mean, radius
+        if weights is None:
+            scale = radius.unsqueeze(-1)
+        else:
+            weighted = centred * weights
+            unit, single = _radius(clouds, weighted, _largest(clouds, weighted), single)
+            scale, geometry = unit.unsqueeze(-1) / weights, Geometry(SquaredEuclidean())
+        framed = clouds.moved(centred / scale[clouds.batch])
+    centre, size = (mean - origin) / scale, radius.unsqueeze(-1) / scale  # of the graph in its frame
 
     if relative:
-        start = centre.unsqueeze(1) + size[:, None, None] * reference
+        start = centre.unsqueeze(1) + size.unsqueeze(1) * reference
         if not geometry.is_squared_euclidean:  # whose mean cost to the mean is one in the frame
             mean_cost = clouds.sum(clouds.masses * geometry.pairwise(centre[clouds.batch], framed.nodes))
             single = single | ~(mean_cost > 0)
             epsilon = epsilon * torch.where(single, 1.0, mean_cost)
     else:
-        start = (reference - origin.unsqueeze(1)) / scale[:, None, None]
-        epsilon = epsilon / scale.pow(degree or 0.0)
+        start = (reference - origin.unsqueeze(1)) / scale.unsqueeze(1)
+        epsilon = epsilon / unit.pow(degree or 0.0)
     if degree is None:
         # Without a frame the origin says nothing of the graph; only a graph that is one point needs to be told where.
         origin = torch.where(single.unsqueeze(-1), mean, 0.0)
-    cost_unit = scale.detach().pow(degree or 0.0)
-    return Frame(framed, origin, scale, cost_unit, epsilon, start.detach(), empty, broken, ~single)
+    cost_unit = unit.detach().pow(degree or 0.0)
+    return Frame(framed, origin, scale, cost_unit, geometry, epsilon, start.detach(), empty, broken, ~single)
+
+
+def _radius(clouds: Clouds, centred: Tensor, spread: Tensor, single: Tensor) -> tuple[Tensor, Tensor]:
+    """R of each centred cloud whose largest entry is ``spread``, ``(B,)``, and which clouds are one point."""
+    unit = torch.where(spread > 0, spread, 1.0)  # squares of the features themselves could overflow
+    variance = clouds.sum(clouds.masses * (centred / unit[clouds.batch, None]).square().sum(-1))
+    single = single | ~(variance > 0)
+    return unit * torch.where(single, 1.0, variance).sqrt(), single
 
 
 def _largest(clouds: Clouds, values: Tensor) -> Tensor:

@@ -35,11 +35,16 @@ def _(
 
 
 def _problem(
-    nodes: Tensor, masses: Tensor, ptr: Tensor, start: Tensor, point_masses: Tensor, epsilon: Tensor
+    nodes: Tensor,
+    masses: Tensor,
+    ptr: Tensor,
+    start: Tensor,
+    point_masses: Tensor,
+    epsilon: Tensor,
+    resolution: float,
 ) -> Problem:
-    return Problem(
-        Clouds.from_ptr(nodes, masses, ptr), start, point_masses, epsilon, Geometry(SquaredEuclidean()), True
-    )
+    clouds = Clouds.from_ptr(nodes, masses, ptr)
+    return Problem(clouds, start, point_masses, epsilon, Geometry(SquaredEuclidean()), True, resolution)
 
 
 @torch.library.custom_op("flowpool::solve", mutates_args=(), device_types="cpu")
@@ -51,12 +56,13 @@ def solve(
     start: Tensor,
     point_masses: Tensor,
     epsilon: Tensor,
+    resolution: float,
     tolerance: float,
     max_steps: int,
     ridge: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """:class:`flowpool.flow.Flowed` of a batch; ``ridge`` is for the backward pass."""
-    problem = _problem(nodes, masses, ptr, start, point_masses, epsilon)
+    problem = _problem(nodes, masses, ptr, start, point_masses, epsilon, resolution)
     ended = CompiledEngine().solve(problem, solvable, tolerance, max_steps, None)
     return ended.points, ended.potential, ended.self_potential, ended.residual, ended.steps, ended.singular
 
@@ -70,6 +76,7 @@ def _(
     start: Tensor,
     point_masses: Tensor,
     epsilon: Tensor,
+    resolution: float,
     tolerance: float,
     max_steps: int,
     ridge: float,
@@ -97,10 +104,11 @@ def adjoint(
     point_masses: Tensor,
     epsilon: Tensor,
     cotangent: Tensor,
+    resolution: float,
     ridge: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``<cotangent, points>`` in nodes, masses and epsilon."""
-    problem = _problem(nodes, masses, ptr, points, point_masses, epsilon)
+    problem = _problem(nodes, masses, ptr, points, point_masses, epsilon, resolution)
     blank = torch.zeros_like(epsilon)
     ended = Flowed(points, potential, self_potential, blank, blank.long(), blank.bool())
     found = CompiledEngine().adjoint(problem, solvable, ended, cotangent, ridge, {"nodes", "masses", "epsilon"})
@@ -119,19 +127,20 @@ def _(
     point_masses: Tensor,
     epsilon: Tensor,
     cotangent: Tensor,
+    resolution: float,
     ridge: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return nodes.new_empty(nodes.shape), masses.new_empty(masses.shape), epsilon.new_empty(epsilon.shape)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    nodes, masses, ptr, solvable, _, point_masses, epsilon, _, _, ctx.ridge = inputs
+    nodes, masses, ptr, solvable, _, point_masses, epsilon, ctx.resolution, _, _, ctx.ridge = inputs
     ctx.save_for_backward(nodes, masses, ptr, solvable, *output[:3], point_masses, epsilon)
 
 
 def _differentiate(ctx: Any, cotangent: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    nodes, masses, epsilon = torch.ops.flowpool.adjoint(*ctx.saved_tensors, cotangent, ctx.ridge)
-    return nodes, masses, None, None, None, None, epsilon, None, None, None
+    nodes, masses, epsilon = torch.ops.flowpool.adjoint(*ctx.saved_tensors, cotangent, ctx.resolution, ctx.ridge)
+    return nodes, masses, None, None, None, None, epsilon, None, None, None, None
 
 
 solve.register_autograd(_differentiate, setup_context=_remember)

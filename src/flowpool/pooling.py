@@ -94,7 +94,8 @@ def flow_pool(
         point_masses: a, ``(M,)``, positive, normalised; ``None``: equal.
         dim_size: B, to keep trailing graphs without nodes.
         cost: a name, a :class:`flowpool.costs.Cost`, or any callable from ``(..., M, 1, D)`` and ``(..., 1, N, D)`` to
-            ``(..., M, N)``. Parameters of a module get exact gradients.
+            ``(..., M, N)``. Parameters of a module get exact gradients. With a diagonal
+            :class:`flowpool.costs.Mahalanobis` cost the flow runs in the metric of the cost.
         epsilon: entropic regularisation, a number, a scalar tensor, or one value per graph ``(B,)``.
         relative: epsilon in units of each graph's mean cost to its mean (for the squared Euclidean cost, the sum of the
             variances R^2), and the reference in units of R around the mean: pooling then commutes with scaling and
@@ -107,7 +108,8 @@ def flow_pool(
         step_size: fixed step of Algorithm 1 for the explicit part of the flow; ``None`` chooses it by its error. A
             step of one jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
         ridge: lambda of the Tikhonov term in the backward pass, relative to the square of the Hessian's scale.
-        engine: ``"torch"`` (any device, any cost), ``"compiled"`` (CPU, squared Euclidean cost), ``"auto"``.
+        engine: ``"torch"`` (any device, any cost), ``"compiled"`` (CPU, squared Euclidean or diagonal Mahalanobis cost),
+            ``"auto"``.
 
     Returns:
         :class:`Pooled`. Nothing is raised for numerical trouble in one graph: its status says so and the others are
@@ -149,7 +151,8 @@ def flow_pool(
         weights = _checked_point_masses(point_masses, reference).to(precision)
         level = _checked_epsilon(epsilon, clouds, precision)
         frame = make_frame(clouds, geometry, level, reference.to(precision), relative)
-        problem = Problem(frame.clouds, frame.start, weights, frame.epsilon, geometry, debias)
+        resolution = torch.finfo(nodes.dtype).eps
+        problem = Problem(frame.clouds, frame.start, weights, frame.epsilon, frame.geometry, debias, resolution)
         report = BackwardReport()
         ended = _stationary(problem, frame.solvable, options, report)
         points = frame.outside(ended.points).to(nodes.dtype)
@@ -182,7 +185,7 @@ def _stationary(problem: Problem, solvable: Tensor, options: Options, report: Ba
         clouds = problem.clouds
         weights, level = problem.point_masses, problem.epsilon
         given = (clouds.nodes, clouds.masses, clouds.ptr, solvable, problem.start, weights, level)
-        return Flowed(*ops.solve(*given, options.tolerance, options.max_steps, options.ridge))
+        return Flowed(*ops.solve(*given, problem.resolution, options.tolerance, options.max_steps, options.ridge))
     names = [name for name, value in problem.geometry.tensors.items() if value.requires_grad]
     call = _Call(_detached(problem), solvable, options, engine, names, report)
     clouds = problem.clouds
@@ -249,6 +252,7 @@ def _detached(problem: Problem) -> Problem:
         problem.epsilon.detach(),
         Geometry(problem.geometry.cost, {name: value.detach() for name, value in tensors.items()}),
         problem.debias,
+        problem.resolution,
     )
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from flowpool import compiled
+from flowpool.compiled import engine as compiled
 from flowpool.divergence import make_energy
 from flowpool.flow import follow
 
 Array = NDArray[np.float64]
+RESOLUTION = 1e-10
 RIDGE = 1e-18
 
 
@@ -44,15 +45,15 @@ def random_clouds(graphs: int, features: int, seed: int = 0, smallest: int = 6, 
 
 
 def solve(arguments: tuple[Any, ...], tolerance: float = 1e-5, max_steps: int = 1000, threads: int = 1) -> Any:
-    every: list[Any] = [*arguments, tolerance, max_steps, threads]
+    every: list[Any] = [*arguments, RESOLUTION, tolerance, max_steps, threads]
     return compiled.solve(*every)
 
 
 def adjoint(arguments: tuple[Any, ...], solved: Any, cotangent: Array, ridge: float = RIDGE, threads: int = 1) -> Any:
     nodes, masses, ptr, _, point_masses, epsilon = arguments
     return compiled.adjoint(
-        nodes, masses, ptr, solved.points, solved.potentials, solved.self_potentials, point_masses, epsilon, ridge,
-        cotangent, threads,
+        nodes, masses, ptr, solved.points, solved.potentials, solved.self_potentials, point_masses, epsilon, RESOLUTION,
+        ridge, cotangent, threads,
     )  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from flowpool.compiled.cloud import PLACES, make_cloud, merge_nodes, rotate_points, scratch_size
-from flowpool.compiled.conjugate import conjugate_gradients
+from flowpool.compiled.conjugate import conjugate_gradients, precondition
 from flowpool.compiled.gradient import evaluate
-from flowpool.compiled.hessian import dense_hessian, shifted_factor, solve_factored
+from flowpool.compiled.hessian import leading_hessian, shifted_factor, solve_factored
 from flowpool.compiled.jit import entry
 from flowpool.compiled.lanes import exponential, load, store
 from flowpool.compiled.product import hessian_product, keep_plans
@@ -46,17 +46,22 @@ def test_exponential_keeps_nan_and_survives_minus_infinity() -> None:
 @entry
 def one_graph(  # type: ignore[no-untyped-def]
     nodes, bits, masses, start, given_masses, epsilon, direction, memory, table, members, merged, atom_of, places,
-    gradient, product, matrix, solutions, basis,
+    gradient, product, matrix, lead_product, solved, images, basis,
 ):  # fmt: skip
-    """Gradient, Hessian and H W of one graph in the full space, and two solutions of ``(H + 50 diag(2 a)) w = W``."""
+    """Gradient, Hessian and H W of one graph, and solutions of ``(H + 50 diag(2 a)) w = W``.
+
+    The matrix is that of the coordinates in the hull, ``lead_product`` the image of W without its other coordinates and
+    ``solved`` the solution by the factor. ``images`` are ``H w`` for two solutions w by conjugate gradients, with all
+    coordinates of the hull in their model and with only one.
+    """
     count, features = start.shape[1], start.shape[2]
     buffer = rows_of(memory)
     atoms = merge_nodes(bits, masses, 0, nodes.shape[0], False, table, members, merged, atom_of)
-    cloud, used = make_cloud(nodes, features, members, merged, atoms, given_masses, buffer, places)
+    cloud, used = make_cloud(nodes, features, members, merged, atoms, given_masses, epsilon, 1e-10, buffer, places)
     dimension = rotate_points(start, 0, count, features, cloud.hull, 1e-13, cloud.basis, cloud.parked, cloud.outside)
     used = place_track(places, used, count, dimension)
     track = make_track(buffer, places)
-    place_work(places, used, count, cloud.length, cloud.hull, dimension, True)
+    place_work(places, used, count, cloud.length, dimension, cloud.widest)
     work = make_work(buffer, places)
     here = track.here
     for i in range(count):
@@ -72,12 +77,12 @@ def one_graph(  # type: ignore[no-untyped-def]
         epsilon, max(epsilon, 4.0), 1e-14, here, work,
     )  # fmt: skip
     keep_plans(count, cloud.length, work)
-    dense_hessian(
-        cloud.coordinates, cloud.length, cloud.hull, dimension, here.points, count, here.pulled, cloud.point_masses,
-        epsilon, work,
-    )  # fmt: skip
+    hull = cloud.hull
+    leading_hessian(
+        cloud.coordinates, cloud.length, hull, hull, here.points, count, here.pulled, cloud.point_masses, epsilon, work
+    )
     hessian_product(
-        cloud.coordinates, cloud.weighted, cloud.length, cloud.hull, dimension, here.points, count, track.first, epsilon,
+        cloud.coordinates, cloud.weighted, cloud.length, hull, dimension, here.points, count, track.first, epsilon,
         work, track.solution,
     )  # fmt: skip
     for i in range(count):
@@ -85,28 +90,47 @@ def one_graph(  # type: ignore[no-untyped-def]
             for d in range(features):
                 gradient[i, d] += here.gradient[i, e] * cloud.basis[e, d]
                 product[i, d] += track.solution[i, e] * cloud.basis[e, d]
+        for e in range(hull):
+            track.right[i, e] = track.first[i, e]
             for k in range(i, count):
-                for c in range(dimension):
+                for c in range(hull):
                     if k > i or c >= e:
-                        value = work.hessian[i * dimension + e, k * dimension + c]
+                        value = work.hessian[i * hull + e, k * hull + c]
                         matrix[i, e, k, c] = value
                         matrix[k, c, i, e] = value
+    hessian_product(
+        cloud.coordinates, cloud.weighted, cloud.length, hull, dimension, here.points, count, track.right, epsilon,
+        work, track.solution,
+    )  # fmt: skip
+    shifted_factor(count, hull, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
+    solve_factored(count, hull, work.factor, work.pivots, track.first, track.newton, work)
+    for i in range(count):
+        for e in range(hull):
+            lead_product[i, e] = track.solution[i, e]
+            solved[i, e] = track.newton[i, e]
     for e in range(dimension):
         for d in range(features):
             basis[e, d] = cloud.basis[e, d]
-    shifted_factor(count, dimension, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
-    solve_factored(count, dimension, work.factor, work.pivots, track.first, track.newton, work)
-    for i in range(count):
-        for e in range(dimension):
-            solutions[0, i, e] = track.newton[i, e]
-            track.right[i, e] = track.first[i, e]
-    conjugate_gradients(
-        cloud.coordinates, cloud.weighted, cloud.length, cloud.hull, dimension, here.points, count, cloud.point_masses,
-        epsilon, 50.0, 1e-13, track.right, track.newton, track.search, track.image, track.ready, work,
-    )  # fmt: skip
-    for i in range(count):
-        for e in range(dimension):
-            solutions[1, i, e] = track.newton[i, e]
+    for attempt in range(2):
+        lead = hull if attempt == 0 else 1
+        if lead < hull:
+            leading_hessian(
+                cloud.coordinates, cloud.length, hull, lead, here.points, count, here.pulled, cloud.point_masses,
+                epsilon, work,
+            )  # fmt: skip
+        precondition(count, cloud.point_masses, 50.0, work)
+        shifted_factor(count, lead, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
+        conjugate_gradients(
+            cloud.coordinates, cloud.weighted, cloud.length, hull, dimension, lead, here.points, count,
+            cloud.point_masses, epsilon, 50.0, 1e-13, work.factor, work.pivots, track.first, track.newton, track, work,
+        )  # fmt: skip
+        hessian_product(
+            cloud.coordinates, cloud.weighted, cloud.length, hull, dimension, here.points, count, track.newton,
+            epsilon, work, track.solution,
+        )  # fmt: skip
+        for i in range(count):
+            for e in range(dimension):
+                images[attempt, i, e] = track.solution[i, e] + 100.0 * given_masses[i] * track.newton[i, e]
     return dimension, cloud.hull, atoms
 
 
@@ -118,18 +142,20 @@ class Graph:
         most = len(nodes)
         self.gradient, self.product = np.zeros_like(points), np.zeros_like(points)
         matrix = np.zeros((count, features, count, features))
-        solutions = np.zeros((2, count, features))
+        lead_product, solved = np.zeros((count, features)), np.zeros((count, features))
+        images = np.zeros((2, count, features))
         basis = np.zeros((features, features))
         self.dimension, self.hull, self.atoms = one_graph(
             nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way,
             np.zeros((1, 2 * scratch_size(count, features, most))), np.full(4 * most, -1), np.empty(most, np.int64),
             np.empty(most), np.empty(most, np.int64), np.empty((PLACES, 2), np.int64),
-            self.gradient, self.product, matrix, solutions, basis,
+            self.gradient, self.product, matrix, lead_product, solved, images, basis,
         )  # fmt: skip
-        used = self.dimension
-        self.matrix = matrix[:, :used, :, :used].reshape(count * used, count * used)
-        self.solutions = solutions[:, :, :used]
-        self.basis = basis[:used]
+        hull = self.hull
+        self.matrix = matrix[:, :hull, :, :hull].reshape(count * hull, count * hull)
+        self.lead_product, self.solved = lead_product[:, :hull], solved[:, :hull]
+        self.images = images[:, :, : self.dimension]
+        self.basis = basis[: self.dimension]
 
 
 def plan(cost: Array, rows: Array, columns: Array, epsilon: float) -> Array:
@@ -188,14 +214,15 @@ def test_product_is_the_derivative_of_the_gradient(case: tuple[Array, Array, Arr
 def test_matrix_and_product_agree(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
     graph, way = Graph(*case), case[5]
     np.testing.assert_allclose(graph.basis @ graph.basis.T, np.eye(graph.dimension), atol=1e-14)
-    image = (graph.matrix @ (way @ graph.basis.T).reshape(-1)).reshape(len(way), -1) @ graph.basis
-    np.testing.assert_allclose(image, graph.product, atol=1e-12)
+    inside = (way @ graph.basis[: graph.hull].T).reshape(-1)
+    np.testing.assert_allclose((graph.matrix @ inside).reshape(len(way), -1), graph.lead_product, atol=1e-12)
 
 
 def test_factor_and_conjugate_gradients_solve_the_system(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
     graph = Graph(*case)
-    shift = np.repeat(100 * case[3], graph.dimension)
-    right = (case[5] @ graph.basis.T).reshape(-1)
-    expected = np.linalg.solve(graph.matrix + np.diag(shift), right).reshape(graph.solutions[0].shape)
-    for solution in graph.solutions:
-        np.testing.assert_allclose(solution, expected, atol=1e-11 * np.abs(expected).max())
+    right = case[5] @ graph.basis.T
+    matrix = graph.matrix + np.diag(np.repeat(100 * case[3], graph.hull))
+    expected = np.linalg.solve(matrix, right[:, : graph.hull].reshape(-1)).reshape(graph.solved.shape)
+    np.testing.assert_allclose(graph.solved, expected, atol=1e-11 * np.abs(expected).max())
+    for image in graph.images:
+        np.testing.assert_allclose(image, right, atol=1e-11 * np.abs(right).max())

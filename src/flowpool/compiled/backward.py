@@ -14,20 +14,14 @@ from __future__ import annotations
 import math
 
 from flowpool.compiled.cloud import END_TOLERANCE, make_cloud, merge_nodes, rotate_points
-from flowpool.compiled.conjugate import conjugate_gradients
+from flowpool.compiled.conjugate import conjugate_gradients, is_exact, precondition, solve_model
 from flowpool.compiled.flow import combine, copy, inner_product
 from flowpool.compiled.gradient import evaluate
-from flowpool.compiled.hessian import dense_hessian, shifted_factor, solve_factored
-from flowpool.compiled.jit import entry, shared
+from flowpool.compiled.hessian import leading_hessian, shifted_factor
+from flowpool.compiled.jit import entry, kernel
 from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.compiled.linear import factorise, padded, row_products, substitute_rows
-from flowpool.compiled.product import (
-    factorise_responses,
-    hessian_product,
-    keep_plans,
-    plan_response,
-    self_plan_response,
-)
+from flowpool.compiled.product import hessian_product, keep_plans, plan_response, self_plan_response
 from flowpool.compiled.rows import draw, rows_of, stay_apart
 from flowpool.compiled.scratch import make_track, make_work, place_track, place_work
 
@@ -35,9 +29,10 @@ NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correc
 PRECISION, ROUGH = 1e-11, 1e-2  # of conjugate gradients: of the solution, of the correction by the ridge
 
 
-@shared
+@kernel
 def outside_system(count, work):  # type: ignore[no-untyped-def]
     """Whether 2 Q, the Hessian outside the hull, is definite; it is factorised in ``work.small``."""
+    stay_apart()
     for i in range(count):
         for k in range(0, padded(count), WIDTH):
             store(work.small, i, k, multiply(splat(2.0), load(work.self_plan, i, k)))
@@ -46,7 +41,8 @@ def outside_system(count, work):  # type: ignore[no-untyped-def]
 
 @entry
 def adjoint_graphs(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, ptr, points, potentials, self_potentials, given_masses, epsilons, ridge, cotangent, order, counter,
+    nodes, bits, masses, ptr, points, potentials, self_potentials, given_masses, epsilons, resolution, ridge, cotangent, order,
+    counter,
     memory, table, members, merged, atom_of, places,
     grad_nodes, grad_masses, grad_epsilon, residual, ok,
 ):  # fmt: skip
@@ -65,14 +61,16 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         graph = order[turn]
         first, last, epsilon = ptr[graph], ptr[graph + 1], epsilons[graph]
         atoms = merge_nodes(bits, masses, first, last, True, table, members, merged, atom_of)
-        cloud, used = make_cloud(nodes, features, members, merged, atoms, given_masses, buffer, places)
-        length, hull, dense = cloud.length, cloud.hull, cloud.dense
+        cloud, used = make_cloud(
+            nodes, features, members, merged, atoms, given_masses, epsilon, resolution, buffer, places
+        )
+        length, hull, lead = cloud.length, cloud.hull, cloud.lead
         coordinates, node_masses, point_masses = cloud.coordinates, cloud.masses, cloud.point_masses
         basis, parked, outside, row = cloud.basis, cloud.parked, cloud.outside, cloud.row
         dimension = rotate_points(points, graph, count, features, hull, END_TOLERANCE, basis, parked, outside)
         used = place_track(places, used, count, dimension)
         track = make_track(buffer, places)
-        place_work(places, used, count, length, hull, dimension, dense)
+        place_work(places, used, count, length, dimension, cloud.widest)
         work = make_work(buffer, places)
         here, solution = track.here, track.solution
         numbers = count * padded(dimension)
@@ -87,16 +85,11 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
             epsilon, 1e-12, here, work,
         )  # fmt: skip
         keep_plans(count, length, work)
-        if dense:
-            usable = dense_hessian(
-                coordinates, length, hull, dimension, here.points, count, here.pulled, point_masses, epsilon, work
-            )
-            usable = usable and shifted_factor(
-                count, dimension, point_masses, 0.0, work.hessian, work.factor, work.pivots
-            )
-        else:
-            row_products(work.plan, count, work.conditional, 0, count, length, work.overlap)
-            usable = factorise_responses(count, point_masses, work)
+        exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
+        usable = leading_hessian(
+            coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
+        )
+        usable = usable and shifted_factor(count, lead, point_masses, 0.0, work.hessian, work.factor, work.pivots)
 
         # The cotangent along the basis, and what is left of it outside.
         for i in range(count):
@@ -116,6 +109,8 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
                 track.right[i, e] = 0.0
         if dimension < features:
             usable = usable and outside_system(count, work)
+        if lead < dimension:
+            usable = usable and precondition(count, point_masses, 0.0, work)
         if not usable:
             continue
         sought = inner_product(track.right, track.right, numbers)
@@ -123,13 +118,13 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         # (H H + lambda) W = H V is (H + lambda H^-1) W = V; its first-order form needs solutions with H only:
         # W, then H^-1 W and H^-2 W from the right-hand side before.
         for attempt in range(3):
-            if dense:
-                solve_factored(count, dimension, work.factor, work.pivots, track.right, track.newton, work)
+            if exact:
+                solve_model(count, dimension, lead, work.factor, work.pivots, track.right, track.newton, work)
             else:
                 usable = usable and conjugate_gradients(
-                    coordinates, cloud.weighted, length, hull, dimension, here.points, count, point_masses, epsilon, 0.0,
-                    PRECISION if attempt == 0 else ROUGH, track.right, track.newton, track.search, track.image, track.ready,
-                    work,
+                    coordinates, cloud.weighted, length, hull, dimension, lead, here.points, count, point_masses,
+                    epsilon, 0.0, PRECISION if attempt == 0 else ROUGH, work.factor, work.pivots, track.right,
+                    track.newton, track, work,
                 ) > 0.0  # fmt: skip
             if attempt == 0:
                 copy(track.newton, solution, numbers)
@@ -155,6 +150,7 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         corrected = inner_product(track.newton, track.newton, numbers)
         combine(solution, -penalty, track.newton, solution, numbers)
         if dimension < features:
+            outside_system(count, work)
             sought += inner_product(outside, outside, count * padded(features))
             substitute_rows(work.small, count, work.inverse, outside, padded(features))
             found += inner_product(outside, outside, count * padded(features))

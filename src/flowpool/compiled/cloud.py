@@ -7,6 +7,7 @@ at most M of them, in which the nodes are zero.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +19,10 @@ from flowpool.compiled.rows import part, stay_apart
 from flowpool.compiled.scratch import place_track, place_work, reserve
 
 PLACES = 64  # entries of a table of places, at least as many as a record has fields
-SINGULAR_LIMIT = 512  # the same for graphs with few atoms, whose points merge and make the Hessian singular
-DENSE_LIMIT = 100  # largest M Q for which the Hessian is formed; beyond, products are cheaper than factors
+MOST_LEADING = 64  # largest M K for which the Hessian of the K leading coordinates is formed without need
+WIDEST = 512  # the same where the whole Hessian is needed, because it is singular
+LEADING = 0.03  # variance, in units of epsilon, that the other coordinates may have together
 
-HULL_TOLERANCE = 1e-10  # distance from the hull, relative to the farthest node, that counts as nothing
 START_TOLERANCE = 1e-13  # the same for the start, relative to its own size
 END_TOLERANCE = 1e-9  # the same for X*
 
@@ -29,12 +30,13 @@ END_TOLERANCE = 1e-9  # the same for X*
 class Cloud(NamedTuple):
     """One graph as the kernels see it: N atoms, R coordinates.
 
-    ``coordinates`` has a row of ones, the R coordinates, and then their products if the Hessian is to be formed.
+    ``coordinates`` has a row of ones, the R coordinates, and then the products of the first K of them.
     """
 
     length: Any  # N, padded
     hull: Any  # R
-    dense: Any  # whether the Hessian is to be formed
+    lead: Any  # K, coordinates of which the Hessian is formed
+    widest: Any  # how many there is room for
     point_masses: Any  # (1, M)
     masses: Any  # (1, N)
     coordinates: Any  # (1 + R + ..., N)
@@ -46,16 +48,35 @@ class Cloud(NamedTuple):
 
 
 @shared
-def is_dense(count, features, atoms):  # type: ignore[no-untyped-def]
-    """Whether the Hessian of a graph is formed: where it is small, or likely to be singular, which only a factor shows."""
-    size = count * min(features, atoms + count)
-    return size <= DENSE_LIMIT or (atoms <= 2 * count and size <= SINGULAR_LIMIT)
+def room(count, hull):  # type: ignore[no-untyped-def]
+    """Coordinates of which the Hessian can be formed: all, where that is affordable."""
+    return hull if count * hull <= WIDEST else min(hull, max(1, MOST_LEADING // count))
+
+
+@kernel
+def leading(coordinates, masses, length, hull, count, epsilon):  # type: ignore[no-untyped-def]
+    """K, the coordinates of which the Hessian is formed: all if it is small, else those that hold nearly all the variance."""
+    stay_apart()
+    most = max(1, MOST_LEADING // count)
+    if hull <= most:
+        return hull
+    left = 0.0
+    for e in range(hull, 0, -1):
+        variance = splat(0.0)
+        for j in range(0, length, WIDTH):
+            value = load(coordinates, e, j)
+            variance = fma(multiply(load(masses, 0, j), value), value, variance)
+        left += total(variance)
+        if left > LEADING * epsilon:
+            return min(e, most)
+    return 1
 
 
 @shared
-def place_cloud(places, used, count, features, length, hull, dimension, dense):  # type: ignore[no-untyped-def]
+def place_cloud(places, used, count, features, length, hull, dimension):  # type: ignore[no-untyped-def]
     """Numbers used by the arrays of :class:`Cloud`, and by what is left of the nodes while they are rotated."""
-    columns = 1 + hull + hull * (hull + 1) // 2 if dense else 1 + hull
+    widest = room(count, hull)
+    columns = 1 + hull + widest * (widest + 1) // 2
     used = reserve(places, 0, 1, used, 1, count)
     used = reserve(places, 1, 1, used, 1, length)
     used = reserve(places, 2, 1, used, columns, length)
@@ -66,35 +87,36 @@ def place_cloud(places, used, count, features, length, hull, dimension, dense): 
     return reserve(places, 8, 1, used, features, length)
 
 
+@lru_cache(maxsize=4096)
 def scratch_size(count: int, features: int, most: int) -> int:
     """Numbers that a thread needs for graphs of up to ``most`` nodes."""
-    # A smaller graph may need more than the largest, because its Hessian is formed.
-    smaller = max(
-        (n for n in range(1, min(most, max(DENSE_LIMIT, 2 * count)) + 1) if is_dense(count, features, n)), default=1
-    )
+    # A smaller graph may need more than the largest, because there is room for its whole Hessian.
+    smaller = min(most, max(1, WIDEST // count))
     return max(_numbers(count, features, most), _numbers(count, features, smaller))
 
 
 def _numbers(count: int, features: int, atoms: int) -> int:
     places = np.empty((PLACES, 2), np.int64)
-    dense = is_dense(count, features, atoms)
     hull = min(features, atoms)
     dimension = min(features, hull + count)
-    used = place_cloud(places, 0, count, features, padded(atoms), hull, dimension, dense)
+    used = place_cloud(places, 0, count, features, padded(atoms), hull, dimension)
     used = place_track(places, used, count, dimension)
-    used = place_work(places, used, count, padded(atoms), hull, dimension, dense)
+    used = place_work(places, used, count, padded(atoms), dimension, room(count, hull))
     return int(used)
 
 
 @kernel
-def make_cloud(nodes, features, members, merged, atoms, given_masses, buffer, places):  # type: ignore[no-untyped-def]
-    """The cloud of some atoms, and how many numbers of the buffer are used."""
+def make_cloud(nodes, features, members, merged, atoms, given_masses, epsilon, resolution, buffer, places):  # type: ignore[no-untyped-def]
+    """The cloud of some atoms, and how many numbers of the buffer are used.
+
+    Args:
+        resolution: distance from the hull, relative to the farthest node, that counts as nothing.
+    """
     stay_apart()
     count = len(given_masses)
     length = padded(atoms)
     reach = min(features, atoms)
-    dense = is_dense(count, features, atoms)
-    used = place_cloud(places, 0, count, features, length, reach, min(features, reach + count), dense)
+    used = place_cloud(places, 0, count, features, length, reach, min(features, reach + count))
     point_masses = part(buffer, places[0, 0], places[0, 1])
     masses = part(buffer, places[1, 0], places[1, 1])
     coordinates = part(buffer, places[2, 0], places[2, 1])
@@ -105,23 +127,28 @@ def make_cloud(nodes, features, members, merged, atoms, given_masses, buffer, pl
         point_masses[0, i] = given_masses[i]
     for j in range(length):
         masses[0, j] = merged[j] if j < atoms else 0.0
-    hull = rotate_nodes(nodes, features, members, atoms, basis, rest, coordinates, row)
+    hull = rotate_nodes(nodes, features, members, atoms, resolution, basis, rest, coordinates, row)
     weighted = part(buffer, places[3, 0], places[3, 1])
     for e in range(hull):
         for j in range(0, length, WIDTH):
             store(weighted, e, j, multiply(load(masses, 0, j), load(coordinates, 1 + e, j)))
-    if dense:
-        fill_moment_columns(coordinates, length, hull)
+    lead = leading(coordinates, masses, length, hull, count, epsilon)
+    fill_moment_columns(coordinates, length, hull, lead)
     parked = part(buffer, places[5, 0], places[5, 1])
     outside = part(buffer, places[6, 0], places[6, 1])
-    return Cloud(length, hull, dense, point_masses, masses, coordinates, weighted, basis, parked, outside, row), used
+    widest = room(count, hull)
+    return (
+        Cloud(length, hull, lead, widest, point_masses, masses, coordinates, weighted, basis, parked, outside, row),
+        used,
+    )
 
 
-@shared
-def fill_moment_columns(nodes, length, hull):  # type: ignore[no-untyped-def]
-    """Completes the rows ``1, y_1 .. y_R`` of the nodes by the products ``y_e y_c`` with c <= e."""
+@kernel
+def fill_moment_columns(nodes, length, hull, lead):  # type: ignore[no-untyped-def]
+    """Completes the rows ``1, y_1 .. y_R`` of the nodes by the products ``y_e y_c`` with c <= e < K."""
+    stay_apart()
     row = 1 + hull
-    for e in range(hull):
+    for e in range(lead):
         for c in range(e + 1):
             for j in range(0, length, WIDTH):
                 store(nodes, row, j, multiply(load(nodes, 1 + e, j), load(nodes, 1 + c, j)))
@@ -210,12 +237,13 @@ def remove(rows, i, basis, p, end):  # type: ignore[no-untyped-def]
     return coordinate
 
 
-@shared
-def rotate_nodes(nodes, features, members, count, basis, rest, coordinates, work_row):  # type: ignore[no-untyped-def]
+@kernel
+def rotate_nodes(nodes, features, members, count, tolerance, basis, rest, coordinates, work_row):  # type: ignore[no-untyped-def]
     """Dimension of the hull of the nodes; fills its basis, ``(R, D)``, and the coordinates, rows 1 .. R of ``(1 + R, N)``.
 
     Gram-Schmidt on the nodes, the farthest from the hull so far first. ``rest``, ``(D, N)``, is what is left of them.
     """
+    stay_apart()
     length = padded(count)
     for j in range(count):
         for d in range(features):
@@ -239,11 +267,11 @@ def rotate_nodes(nodes, features, members, count, basis, rest, coordinates, work
                 farthest = j
         if found == 0:
             largest = work_row[0, farthest]
-        if not work_row[0, farthest] > HULL_TOLERANCE * HULL_TOLERANCE * largest:
+        if not work_row[0, farthest] > tolerance * tolerance * largest:
             break
         for d in range(features):
             basis[found, d] = rest[d, farthest]
-        if not next_direction(basis, found, features, largest, HULL_TOLERANCE):
+        if not next_direction(basis, found, features, largest, tolerance):
             break
         for j in range(0, length, WIDTH):
             inner = splat(0.0)

@@ -1,27 +1,46 @@
-"""Linear systems with the Hessian by conjugate gradients, for Hessians that are too large to form.
+"""Linear systems with the Hessian: by its factor, or by conjugate gradients where only a part of it is formed.
 
-The preconditioner is ``2 Q + shift diag(2 a)`` for each coordinate: exact outside the hull of the nodes, and close to the
-Hessian inside it when epsilon is small.
+The model of the Hessian is a dense block for the leading coordinates and ``2 Q`` for each of the others. It is exact for
+coordinates outside the hull of the nodes once the points lie in it, and close for coordinates along which the nodes vary
+by little against epsilon. Where it is exact its factor gives the solution; elsewhere it is the preconditioner.
 """
 
 from __future__ import annotations
 
 import math
 
-from flowpool.compiled.flow import combine, copy, inner_product
-from flowpool.compiled.jit import kernel, shared
+from flowpool.compiled.flow import JUMPING, combine, copy, inner_product
+from flowpool.compiled.hessian import prepare_factor, solve_factored
+from flowpool.compiled.jit import kernel
 from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store
-from flowpool.compiled.linear import factorise, padded, substitute_rows
+from flowpool.compiled.linear import factorise, padded, smallest_pivot, substitute_rows
 from flowpool.compiled.product import hessian_product
 from flowpool.compiled.rows import stay_apart
 
 MAX_ITERATIONS = 500
-_RIDGE = 1e-9  # keeps the preconditioner definite where two points have met
+_RIDGE = 1e-9  # keeps the model definite where two points have met
+_OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact
 
 
-@shared
+@kernel
+def is_exact(points, count, hull, dimension, lead, epsilon):  # type: ignore[no-untyped-def]
+    """Whether the model is the Hessian."""
+    stay_apart()
+    if lead < hull:
+        return False
+    for i in range(count):
+        square = 0.0
+        for e in range(hull, dimension):
+            square += points[i, e] * points[i, e]
+        if square > (_OUTSIDE * epsilon) ** 2:
+            return False
+    return True
+
+
+@kernel
 def precondition(count, point_masses, shift, work):  # type: ignore[no-untyped-def]
-    """Whether the preconditioner could be factorised, in ``work.small``."""
+    """Whether the model of the other coordinates could be factorised, in ``work.small``."""
+    stay_apart()
     for i in range(count):
         for k in range(0, padded(count), WIDTH):
             store(work.small, i, k, multiply(splat(2.0), load(work.kept_self_plan, i, k)))
@@ -30,28 +49,61 @@ def precondition(count, point_masses, shift, work):  # type: ignore[no-untyped-d
 
 
 @kernel
+def solve_model(count, dimension, lead, factor, pivots, right, solution, work):  # type: ignore[no-untyped-def]
+    """Fills ``solution``, ``(M, Q)``, for the model of the Hessian."""
+    stay_apart()
+    copy(right, solution, count * padded(dimension))
+    if lead < dimension:
+        substitute_rows(work.small, count, work.inverse, solution, padded(dimension))
+    solve_factored(count, lead, factor, pivots, right, solution, work)
+
+
+@kernel
+def answer(  # type: ignore[no-untyped-def]
+    clock, track, nodes, weighted, length, hull, dimension, lead, exact, count, point_masses, epsilon, work
+):
+    """Solves the system that the flow asks for."""
+    stay_apart()
+    factor, pivots = prepare_factor(clock, count, lead, point_masses, work)
+    if lead < dimension and clock.definite:
+        clock.definite = precondition(count, point_masses, clock.shift, work)
+        if clock.purpose == JUMPING:
+            clock.flattest = min(clock.flattest, smallest_pivot(work.inverse, count) * count / 2.0)
+    if not clock.definite:
+        return
+    if exact:
+        solve_model(count, dimension, lead, factor, pivots, track.right, track.solution, work)
+    else:
+        curvature = conjugate_gradients(
+            nodes, weighted, length, hull, dimension, lead, track.here.points, count, point_masses, epsilon, clock.shift,
+            clock.precision, factor, pivots, track.right, track.solution, track, work,
+        )  # fmt: skip
+        clock.definite = curvature > 0.0
+        clock.flattest = min(clock.flattest, curvature)
+
+
+@kernel
 def conjugate_gradients(  # type: ignore[no-untyped-def]
-    nodes, weighted, length, hull, dimension, points, count, point_masses, epsilon, shift, precision,
-    right, solution, search, image, ready, work,
+    nodes, weighted, length, hull, dimension, lead, points, count, point_masses, epsilon, shift, precision,
+    factor, pivots, right, solution, track, work,
 ):  # fmt: skip
     """Smallest curvature met, relative to ``diag(2 a)``; fills ``solution`` of ``(H + shift diag(2 a)) w = right``.
 
     It is not positive, and the solution of no use, if the matrix is not positive definite.
 
     Args:
-        right: overwritten by what is left of it.
-        precision: relative size of the rest, in the metric of the preconditioner, at which to stop.
-        search, image, ready: scratch, ``(M, Q)``.
+        factor, pivots: of the model in the leading coordinates; that of the others is in ``work.small``.
+        precision: relative size of the rest, in the metric of the model, at which to stop.
+        track: scratch.
     """
     stay_apart()
+    rest, search, image, ready = track.rest, track.search, track.image, track.ready
     numbers = count * padded(dimension)
     for p in range(0, numbers, WIDTH):
         store(solution, 0, p, splat(0.0))
-    if not precondition(count, point_masses, shift, work):
-        return -1.0
-    copy(right, ready, numbers)
-    substitute_rows(work.small, count, work.inverse, ready, padded(dimension))
-    strength = inner_product(right, ready, numbers)
+    copy(right, rest, numbers)
+    solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
+    strength = inner_product(rest, ready, numbers)
     goal = precision * precision * strength
     copy(ready, search, numbers)
     flattest = math.inf
@@ -60,9 +112,9 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
             break
         hessian_product(nodes, weighted, length, hull, dimension, points, count, search, epsilon, work, image)
         for i in range(count):
-            factor = splat(2.0 * shift * point_masses[0, i])
+            push = splat(2.0 * shift * point_masses[0, i])
             for c in range(0, padded(dimension), WIDTH):
-                store(image, i, c, fma(factor, load(search, i, c), load(image, i, c)))
+                store(image, i, c, fma(push, load(search, i, c), load(image, i, c)))
         curvature = inner_product(search, image, numbers)
         if not curvature > 0.0:
             return -1.0
@@ -73,10 +125,9 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
         flattest = min(flattest, curvature / weight)
         step = strength / curvature
         combine(solution, step, search, solution, numbers)
-        combine(right, -step, image, right, numbers)
-        copy(right, ready, numbers)
-        substitute_rows(work.small, count, work.inverse, ready, padded(dimension))
-        following = inner_product(right, ready, numbers)
+        combine(rest, -step, image, rest, numbers)
+        solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
+        following = inner_product(rest, ready, numbers)
         combine(ready, following / strength, search, search, numbers)
         strength = following
     return flattest if strength < math.inf else -1.0

@@ -72,6 +72,7 @@ def solve(
     start: Array,
     point_masses: Array,
     epsilon: Array,
+    resolution: float,
     tolerance: float,
     max_steps: int,
     threads: int,
@@ -85,6 +86,7 @@ def solve(
         start: X^(0), ``(B, M, D)``.
         point_masses: a, ``(M,)``.
         epsilon: ``(B,)``.
+        resolution: relative precision of the nodes; a direction in which they differ by less is left out.
         tolerance: on the Newton step.
         max_steps: of all kinds together.
         threads: at most so many; the answer is the same for any number.
@@ -110,7 +112,7 @@ def solve(
 
     def work(counter: NDArray[np.int64]) -> None:
         solve_graphs(
-            nodes, bits, masses, ptr, start, point_masses, epsilon, tolerance, max_steps, order, counter,
+            nodes, bits, masses, ptr, start, point_masses, epsilon, resolution, tolerance, max_steps, order, counter,
             np.zeros(1, CLOCK), *_scratch(count, features, most), *result,
         )  # fmt: skip
 
@@ -139,6 +141,7 @@ def adjoint(
     self_potentials: Array,
     point_masses: Array,
     epsilon: Array,
+    resolution: float,
     ridge: float,
     cotangent: Array,
     threads: int,
@@ -169,8 +172,8 @@ def adjoint(
 
     def work(counter: NDArray[np.int64]) -> None:
         adjoint_graphs(
-            nodes, bits, masses, ptr, points, potentials, self_potentials, point_masses, epsilon, ridge, cotangent,
-            order, counter, *_scratch(count, features, most), *result,
+            nodes, bits, masses, ptr, points, potentials, self_potentials, point_masses, epsilon, resolution, ridge,
+            cotangent, order, counter, *_scratch(count, features, most), *result,
         )  # fmt: skip
 
     if len(order):

@@ -47,8 +47,8 @@ _PROGRESS = 0.3  # factor by which a Newton step must reduce the gradient
 _TINY, _TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly, as it does at merging points
 _TIGHTEST = 1e-13  # marginal error of the inner problems at the end
 _LOOSE, _TIGHT, _ROUGH = (
+    1e-2,
     1e-3,
-    1e-6,
     1e-2,
 )  # precision of iterative solutions: of slow steps, of Newton steps, of lengths
 _ROUNDING = 1e-15  # length of the gradient that is rounding error; no step can be judged by it any more
@@ -106,6 +106,7 @@ class Track(NamedTuple):
     search: Any  # scratch of conjugate gradients, (M, Q)
     image: Any  # the same
     ready: Any  # the same
+    rest: Any  # the same
 
 
 @kernel
@@ -220,6 +221,25 @@ def arrive(clock, track, count, dimension):  # type: ignore[no-untyped-def]
     clock.size = norm(track.here.gradient, count * padded(dimension))
 
 
+@kernel
+def newton_at_least(step, gradient, first, point_masses, count, dimension):  # type: ignore[no-untyped-def]
+    """A lower bound of the length of the Newton step, which tells for free when it will not be tried.
+
+    ``w = (H + s)^-1 G`` is at hand. Without the shift s it would be longer; for equal masses, where s is a number,
+    ``|H^-1 G| >= <H^-1 G, w> / |w| = |w| + s <w, H^-1 w> / |w|`` and Cauchy-Schwarz give ``|w| <w, G> / (<w, G> - s |w|^2)``.
+    """
+    stay_apart()
+    numbers = count * padded(dimension)
+    square = inner_product(first, first, numbers)
+    length = _GAMMA * step * math.sqrt(square)
+    for i in range(1, count):
+        if point_masses[0, i] != point_masses[0, 0]:
+            return length
+    along = -inner_product(first, gradient, numbers)
+    rest = along - 2.0 * point_masses[0, 0] * square
+    return 0.999 * length * along / rest if rest > 0.0 else length
+
+
 @shared
 def ask(clock, purpose, shift, precision, phase):  # type: ignore[no-untyped-def]
     """Asks for the solution of a linear system."""
@@ -293,8 +313,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
                 shorten(clock, 0.3)
             else:
                 copy(solution, first, numbers)
-                # Without the shift the solution would be longer; so this tells when Newton would not be tried.
-                shortest = _GAMMA * clock.step * norm(first, numbers)
+                shortest = newton_at_least(clock.step, here.gradient, first, point_masses, count, dimension)
                 clock.phase = _STAY
                 if shortest <= tolerance or (clock.step >= _SLOW and shortest < near):
                     clock.phase = _JUMP

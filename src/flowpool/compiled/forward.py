@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 
-from flowpool.compiled.cloud import START_TOLERANCE, make_cloud, merge_nodes, rotate_points
-from flowpool.compiled.conjugate import conjugate_gradients
-from flowpool.compiled.flow import CURVE, EVALUATE, SOLVE, advance
+from flowpool.compiled.cloud import START_TOLERANCE, fill_moment_columns, make_cloud, merge_nodes, rotate_points
+from flowpool.compiled.conjugate import answer, is_exact
+from flowpool.compiled.flow import CURVE, EVALUATE, JUMPING, SOLVE, advance
 from flowpool.compiled.gradient import evaluate
-from flowpool.compiled.hessian import answer_dense, dense_hessian
-from flowpool.compiled.jit import entry, shared
-from flowpool.compiled.linear import padded, row_products
-from flowpool.compiled.product import factorise_responses, keep_plans
+from flowpool.compiled.hessian import leading_hessian
+from flowpool.compiled.jit import entry, kernel
+from flowpool.compiled.linear import padded
+from flowpool.compiled.product import keep_plans
 from flowpool.compiled.rows import draw, rows_of, stay_apart
 from flowpool.compiled.scratch import make_track, make_work, place_track, place_work
 
 
-@shared
+@kernel
 def largest_square(rows, first, count, length):  # type: ignore[no-untyped-def]
     """Largest squared length among the columns ``rows[first : first + count, :length]``."""
+    stay_apart()
     largest = 0.0
     for j in range(length):
         square = 0.0
@@ -30,7 +31,7 @@ def largest_square(rows, first, count, length):  # type: ignore[no-untyped-def]
 
 @entry
 def solve_graphs(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, ptr, start, given_masses, epsilons, tolerance, max_steps, order, counter, clocks,
+    nodes, bits, masses, ptr, start, given_masses, epsilons, resolution, tolerance, max_steps, order, counter, clocks,
     memory, table, members, merged, atom_of, places,
     points, potentials, self_potentials, residual, steps, status, singular,
 ):  # fmt: skip
@@ -46,17 +47,19 @@ def solve_graphs(  # type: ignore[no-untyped-def]
         graph = order[turn]
         epsilon = epsilons[graph]
         atoms = merge_nodes(bits, masses, ptr[graph], ptr[graph + 1], False, table, members, merged, atom_of)
-        cloud, used = make_cloud(nodes, features, members, merged, atoms, given_masses, buffer, places)
-        length, hull, dense = cloud.length, cloud.hull, cloud.dense
+        cloud, used = make_cloud(
+            nodes, features, members, merged, atoms, given_masses, epsilon, resolution, buffer, places
+        )
+        length, hull, lead = cloud.length, cloud.hull, cloud.lead
         coordinates, node_masses, point_masses = cloud.coordinates, cloud.masses, cloud.point_masses
         # The coordinates of the start are found before the size of everything else is known.
         dimension = rotate_points(
             start, graph, count, features, hull, START_TOLERANCE, cloud.basis, cloud.parked, cloud.outside
         )
-        complete = False
+        exact = False
         used = place_track(places, used, count, dimension)
         track = make_track(buffer, places)
-        place_work(places, used, count, length, hull, dimension, dense)
+        place_work(places, used, count, length, dimension, cloud.widest)
         work = make_work(buffer, places)
         here, there = track.here, track.there
         for i in range(count):
@@ -91,37 +94,31 @@ def solve_graphs(  # type: ignore[no-untyped-def]
                 stage = epsilon
             elif request == CURVE:
                 clock.sliding = clock.jumping = math.nan
-                if dense:
-                    complete = dense_hessian(
-                        coordinates,
-                        length,
-                        hull,
-                        dimension,
-                        here.points,
-                        count,
-                        here.pulled,
-                        point_masses,
-                        epsilon,
-                        work,
-                    )
-                    if not complete:
-                        work.hessian[0, 0] = math.nan
-                else:
-                    keep_plans(count, length, work)
-                    row_products(work.plan, count, work.conditional, 0, count, length, work.overlap)
-                    complete = factorise_responses(count, point_masses, work)
+                keep_plans(count, length, work)
+                exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
+                if not leading_hessian(
+                    coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
+                ):
+                    work.hessian[0, 0] = math.nan
             elif request == SOLVE:
-                if not dense:
-                    clock.flattest = -1.0
-                    if complete:
-                        clock.flattest = conjugate_gradients(
-                            coordinates, cloud.weighted, length, hull, dimension, here.points, count, point_masses,
-                            epsilon, clock.shift, clock.precision, track.right, track.solution, track.search, track.image,
-                            track.ready, work,
-                        )  # fmt: skip
-                    clock.definite = clock.flattest > 0.0
-                else:
-                    answer_dense(clock, track, count, dimension, point_masses, work)
+                answer(
+                    clock, track, coordinates, cloud.weighted, length, hull, dimension, lead, exact, count,
+                    point_masses, epsilon, work,
+                )  # fmt: skip
+                if clock.purpose == JUMPING and clock.shift > 0.0 and clock.definite and lead < hull == cloud.widest:
+                    # It was not definite without the shift, so it is singular: only its whole factor serves then.
+                    lead = hull
+                    fill_moment_columns(coordinates, length, hull, lead)
+                    exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
+                    clock.sliding = clock.jumping = math.nan
+                    if not leading_hessian(
+                        coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
+                    ):
+                        work.hessian[0, 0] = math.nan
+                    answer(
+                        clock, track, coordinates, cloud.weighted, length, hull, dimension, lead, exact, count,
+                        point_masses, epsilon, work,
+                    )  # fmt: skip
             else:
                 break
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from flowpool.compiled.jit import kernel, shared
+from flowpool.compiled.jit import kernel
 from flowpool.compiled.lanes import WIDTH, add, fma, load, multiply, splat, store, subtract, total
 from flowpool.compiled.linear import padded, row_products
 from flowpool.compiled.rows import stay_apart
@@ -16,9 +16,10 @@ from flowpool.compiled.self_transport import solve_self_transport
 from flowpool.compiled.transport import solve_transport
 
 
-@shared
+@kernel
 def predict(count, dimension, point_masses, old_points, old_pulled, old_rows, points, potential):  # type: ignore[no-untyped-def]
     """Carries f along with the points to first order: ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``."""
+    stay_apart()
     for i in range(count):
         squares = splat(0.0)
         inner = splat(0.0)
@@ -30,9 +31,10 @@ def predict(count, dimension, point_masses, old_points, old_pulled, old_rows, po
         potential[0, i] += (old_rows[0, i] * total(squares) - 2.0 * total(inner)) / point_masses[0, i]
 
 
-@shared
+@kernel
 def self_pull(count, dimension, points, plan, plan_rows, pulled, rows, gradient):  # type: ignore[no-untyped-def]
     """Fills the gradient from Q X, P Y and the row sums of both plans."""
+    stay_apart()
     for i in range(count):
         balance = splat(rows[0, i] - plan_rows[0, i])
         for c in range(0, padded(dimension), WIDTH):

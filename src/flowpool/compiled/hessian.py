@@ -1,4 +1,4 @@
-"""The Hessian of the divergence in the points, as a dense matrix.
+"""The Hessian of the divergence in the points, as a dense matrix: all of it, or that of the leading coordinates.
 
 The formula is that of :func:`flowpool.hessian.squared_euclidean_hessian`. The sums over nodes in it are moments of the nodes
 under the weights ``P_ij A_lj``: their mass, their mean and their second moments, which are symmetric both in the
@@ -8,7 +8,7 @@ pair (i, l) and in the pair of coordinates.
 from __future__ import annotations
 
 from flowpool.compiled.flow import SLIDING
-from flowpool.compiled.jit import kernel, shared
+from flowpool.compiled.jit import kernel
 from flowpool.compiled.lanes import WIDTH, add, fma, load, multiply, splat, store, subtract
 from flowpool.compiled.linear import (
     add_outer,
@@ -20,12 +20,14 @@ from flowpool.compiled.linear import (
     substitute,
 )
 from flowpool.compiled.product import factorise_responses
-from flowpool.compiled.rows import stay_apart
+from flowpool.compiled.rows import from_column, stay_apart
+from flowpool.compiled.scratch import BLOCK
 
 
-@shared
+@kernel
 def pair_weights(count, length, conditional, plan, weights):  # type: ignore[no-untyped-def]
     """``P_ij A_lj`` for i <= l, one row for each pair."""
+    stay_apart()
     row = 0
     for i in range(count):
         for k in range(i, count):
@@ -34,21 +36,21 @@ def pair_weights(count, length, conditional, plan, weights):  # type: ignore[no-
             row += 1
 
 
-@shared
-def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work):  # type: ignore[no-untyped-def]
-    """Fills the upper triangle of ``work.hessian``, ``(M Q, M Q)``, with the point's index changing slowest.
+@kernel
+def assemble(count, dimension, points, pulled, point_masses, epsilon, work):  # type: ignore[no-untyped-def]
+    """Fills the upper triangle of ``work.hessian``, ``(M K, M K)``, with the point's index changing slowest.
 
     Args:
-        hull: R, coordinates in which the nodes differ from zero.
-        dimension: Q >= R, coordinates of the points.
-        points: ``(M, Q)``, zero beyond Q up to the padding.
-        pulled: P Y, ``(M, R)``, zero beyond R.
+        dimension: K.
+        points: ``(M, K)``, zero beyond K up to the padding.
+        pulled: P Y, the same.
 
-    ``work`` holds the moments, ``(M (M + 1) / 2, 1 + R + R (R + 1) / 2)``, and both plans.
+    ``work`` holds the moments, ``(M (M + 1) / 2, 1 + K + K (K + 1) / 2)``, and both plans.
 
     Returns:
         Whether the two small systems that make the plans follow the points could be factorised.
     """
+    stay_apart()
     end = padded(dimension)
     size = count * dimension
     width = padded(size)
@@ -67,20 +69,19 @@ def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work
         for c in range(0, end, WIDTH):
             store(unit, e, c, splat(0.0))
         unit[e, e] = 2.0
-    for e in range(hull):
-        for c in range(hull, end):
+        for c in range(dimension, end):
             second[e, c] = 0.0
-    for e in range(hull, end):
+    for e in range(dimension, end):
         mean[0, e] = 0.0
 
     pair = 0
     for i in range(count):
         for k in range(i, count):
             mass, coupling = moments[pair, 0], work.self_plan[i, k]
-            for e in range(hull):
+            for e in range(dimension):
                 mean[0, e] = moments[pair, 1 + e]
-            column = 1 + hull
-            for e in range(hull):
+            column = 1 + dimension
+            for e in range(dimension):
                 for c in range(e + 1):
                     second[e, c] = second[c, e] = moments[pair, column]
                     column += 1
@@ -113,10 +114,9 @@ def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work
                     value = fma(by_point, load(lever, 0, c), turned)
                     value = fma(by_mean, load(points, k, c), value)
                     value = fma(splat(coupling), load(unit, e, c), value)
-                    if e < hull:
-                        moment = multiply(splat(strength), load(second, e, c))
-                        value = add(value, moment)
-                        turned = add(turned, moment)
+                    moment = multiply(splat(strength), load(second, e, c))
+                    value = add(value, moment)
+                    turned = add(turned, moment)
                     # A store that reaches past the block writes zeros where the next block is still to come.
                     store(hessian, row, k * dimension + c, value)
                     # The block of a point with itself loses what its pairs gain, summed over the partners.
@@ -153,25 +153,43 @@ def assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work
 
 
 @kernel
-def dense_hessian(  # type: ignore[no-untyped-def]
-    nodes, length, hull, dimension, points, count, pulled, point_masses, epsilon, work
+def leading_hessian(  # type: ignore[no-untyped-def]
+    nodes, length, hull, lead, points, count, pulled, point_masses, epsilon, work
 ):
-    """Fills the upper triangle of ``work.hessian`` from the plans in ``work``; whether that was possible."""
+    """Fills the upper triangle of ``work.hessian`` for the first ``lead`` coordinates; whether that was possible.
+
+    The plans are the kept ones. The moments are summed over blocks of nodes.
+    """
     stay_apart()
-    columns = 1 + hull + hull * (hull + 1) // 2
-    pair_weights(count, length, work.conditional, work.plan, work.pairs)
-    row_products(work.pairs, count * (count + 1) // 2, nodes, 0, columns, length, work.moments)
+    pairs, products = count * (count + 1) // 2, lead * (lead + 1) // 2
+    for start in range(0, length, BLOCK):
+        width = min(BLOCK, length - start)
+        block = from_column(nodes, start)
+        pair_weights(
+            count, width, from_column(work.kept_conditional, start), from_column(work.kept_plan, start), work.pairs
+        )
+        moments = work.moments if start == 0 else work.block_moments
+        row_products(work.pairs, pairs, block, 0, 1 + lead, width, moments)
+        row_products(work.pairs, pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead))
+        if start > 0:
+            for pair in range(pairs):
+                for c in range(0, padded(1 + lead + products), WIDTH):
+                    store(work.moments, pair, c, add(load(work.moments, pair, c), load(moments, pair, c)))
     pair = 0
     for i in range(count):
         for k in range(i, count):
             work.overlap[i, k] = work.moments[pair, 0]
             pair += 1
-    return assemble(count, hull, dimension, points, pulled, point_masses, epsilon, work)
+        for e in range(padded(lead)):
+            work.lead_points[i, e] = points[i, e] if e < lead else 0.0
+            work.lead_pulled[i, e] = pulled[i, e] if e < lead else 0.0
+    return assemble(count, lead, work.lead_points, work.lead_pulled, point_masses, epsilon, work)
 
 
-@shared
+@kernel
 def shifted_factor(count, dimension, point_masses, shift, matrix, factor, pivots):  # type: ignore[no-untyped-def]
     """Whether ``H + shift diag(2 a)`` is positive definite; ``factor`` is then its factor."""
+    stay_apart()
     size = count * dimension
     for row in range(size):
         for j in range(row // WIDTH * WIDTH, padded(size), WIDTH):
@@ -182,7 +200,7 @@ def shifted_factor(count, dimension, point_masses, shift, matrix, factor, pivots
 
 @kernel
 def solve_factored(count, dimension, factor, pivots, right, solution, work):  # type: ignore[no-untyped-def]
-    """Fills ``solution``, ``(M, Q)``, for the right-hand side ``right``."""
+    """Fills the first ``dimension`` columns of ``solution`` from those of ``right``."""
     stay_apart()
     for i in range(count):
         for e in range(dimension):
@@ -191,13 +209,12 @@ def solve_factored(count, dimension, factor, pivots, right, solution, work):  # 
     for i in range(count):
         for e in range(dimension):
             solution[i, e] = work.flat_solution[0, i * dimension + e]
-        for e in range(dimension, padded(dimension)):
-            solution[i, e] = 0.0
 
 
-@shared
-def answer_dense(clock, track, count, dimension, point_masses, work):  # type: ignore[no-untyped-def]
-    """Solves the system that the flow asks for; a factor is made anew only when the shift is another."""
+@kernel
+def prepare_factor(clock, count, dimension, point_masses, work):  # type: ignore[no-untyped-def]
+    """The factor for the system that the flow asks for; it is made anew only when the shift is another."""
+    stay_apart()
     if clock.purpose == SLIDING:
         if clock.shift != clock.sliding:
             clock.sliding = clock.shift
@@ -205,16 +222,13 @@ def answer_dense(clock, track, count, dimension, point_masses, work):  # type: i
                 count, dimension, point_masses, clock.shift, work.hessian, work.factor, work.pivots
             )
         clock.definite = clock.can_slide
-        if clock.definite:
-            solve_factored(count, dimension, work.factor, work.pivots, track.right, track.solution, work)
-    else:
-        if clock.shift != clock.jumping:
-            clock.jumping = clock.shift
-            clock.can_jump = shifted_factor(
-                count, dimension, point_masses, clock.shift, work.hessian, work.newton_factor, work.newton_pivots
-            )
-            if clock.can_jump:
-                clock.flattest = smallest_pivot(work.newton_pivots, count * dimension) * count / 2.0
-        clock.definite = clock.can_jump
-        if clock.definite:
-            solve_factored(count, dimension, work.newton_factor, work.newton_pivots, track.right, track.solution, work)
+        return work.factor, work.pivots
+    if clock.shift != clock.jumping:
+        clock.jumping = clock.shift
+        clock.can_jump = shifted_factor(
+            count, dimension, point_masses, clock.shift, work.hessian, work.newton_factor, work.newton_pivots
+        )
+    clock.definite = clock.can_jump
+    if clock.definite:
+        clock.flattest = smallest_pivot(work.newton_pivots, count * dimension) * count / 2.0
+    return work.newton_factor, work.newton_pivots

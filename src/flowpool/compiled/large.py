@@ -18,7 +18,7 @@ from flowpool.compiled.backward import NEGLIGIBLE
 from flowpool.compiled.cloud import PLACES, fill_moment_columns
 from flowpool.compiled.flow import CLOCK, CURVE, EVALUATE, SOLVE, advance
 from flowpool.compiled.gradient import self_pull
-from flowpool.compiled.hessian import answer_dense, assemble, pair_weights
+from flowpool.compiled.hessian import assemble, pair_weights, prepare_factor, solve_factored
 from flowpool.compiled.jit import announce, entry
 from flowpool.compiled.lanes import WIDTH, multiply, store
 from flowpool.compiled.lanes import load as load_lanes
@@ -126,7 +126,7 @@ def sweep(  # type: ignore[no-untyped-def]
                 for j in range(size):
                     partial[chunk, place] += weights[0, j] * (tops[0, j] + math.log(sums[0, j]))
             elif mode == _MOMENTS:
-                fill_moment_columns(coordinates, length, features)
+                fill_moment_columns(coordinates, length, features, features)
                 pair_weights(count, length, conditional, plan, pairs)
                 row_products(pairs, num_pairs, coordinates, 0, columns, length, moments)
                 for p in range(num_pairs):
@@ -184,7 +184,7 @@ def go_on(  # type: ignore[no-untyped-def]
     count, clock, buffer = masses.shape[0], clocks[0], rows_of(memory)
     used = place_track(places, 0, count, features)
     track = make_track(buffer, places)
-    used = place_work(places, used, count, WIDTH, features, features, True)
+    used = place_work(places, used, count, WIDTH, features, features)
     work = make_work(buffer, places)
     here, there = track.here, track.there
     point_masses = part(buffer, used, padded(count))  # behind everything else
@@ -209,7 +209,7 @@ def go_on(  # type: ignore[no-untyped-def]
                 pair += 1
         # The plan of the points with themselves may be that of a refused step.
         solve_self_transport(here.points, features, count, point_masses, epsilon, here.self_potential, 1e-13, work)
-        if not assemble(count, features, features, here.points, here.pulled, point_masses, epsilon, work):
+        if not assemble(count, features, here.points, here.pulled, point_masses, epsilon, work):
             work.hessian[0, 0] = math.nan
         clock.sliding = math.nan
         clock.jumping = math.nan
@@ -219,7 +219,9 @@ def go_on(  # type: ignore[no-untyped-def]
         request = advance(clock, track, count, features, point_masses, tolerance, max_steps)
         if request != SOLVE:
             return request
-        answer_dense(clock, track, count, features, point_masses, work)
+        factor, pivots = prepare_factor(clock, count, features, point_masses, work)
+        if clock.definite:
+            solve_factored(count, features, factor, pivots, track.right, track.solution, work)
 
 
 class _Sums(NamedTuple):
@@ -332,7 +334,7 @@ class _Memory:
         self.places = np.empty((PLACES, 2), np.int64)
         used = place_track(self.places, 0, count, features)
         track = self.places.copy()
-        total = place_work(self.places, used, count, WIDTH, features, features, True) + padded(count)
+        total = place_work(self.places, used, count, WIDTH, features, features) + padded(count)
         self.memory = np.zeros((1, total))
         pairs, columns = count * (count + 1) // 2, 1 + features + features * (features + 1) // 2
 
@@ -347,7 +349,7 @@ class _Memory:
         self.potential, self.self_potential, self.rows = (view(track[k], 1, count)[0] for k in (9, 10, 11))
         self.moments = view(self.places[31], pairs, columns)
         self.self_plan = view(self.places[24], count, count)
-        self.hessian = view(self.places[40], count * features, count * features)
+        self.hessian = view(self.places[43], count * features, count * features)
 
 
 def solve_large(

@@ -26,10 +26,11 @@ def factorise(matrix, size, inverse):  # type: ignore[no-untyped-def]
         last = min(first + 4, size)
         for k in range(first, last):
             start = k // WIDTH * WIDTH
-            for p in range(first, k):
-                factor = splat(-matrix[p, k] * inverse[0, p])
-                for j in range(start, end, WIDTH):
-                    store(matrix, k, j, fma(factor, load(matrix, p, j), load(matrix, k, j)))
+            for j in range(start, end, WIDTH):
+                value = load(matrix, k, j)
+                for p in range(first, k):
+                    value = fma(splat(-matrix[p, k] * inverse[0, p]), load(matrix, p, j), value)
+                store(matrix, k, j, value)
             pivot = matrix[k, k]
             if not pivot > 0.0:  # also for NaN
                 return False
@@ -135,13 +136,11 @@ def reduce_rows(matrix, size, inverse, rows, offset, length):  # type: ignore[no
     """Replaces R, the ``size`` rows from ``offset`` on, by Z such that ``R^T matrix^-1 R = sum_k Z_k^T Z_k / inverse_k``."""
     stay_apart()
     for k in range(size):
-        for p in range(k):
-            factor = splat(-matrix[p, k])
-            for j in range(0, length, WIDTH):
-                store(rows, offset + k, j, fma(factor, load(rows, offset + p, j), load(rows, offset + k, j)))
-        scale = splat(inverse[0, k])
         for j in range(0, length, WIDTH):
-            store(rows, offset + k, j, multiply(scale, load(rows, offset + k, j)))
+            value = load(rows, offset + k, j)
+            for p in range(k):
+                value = fma(splat(-matrix[p, k]), load(rows, offset + p, j), value)
+            store(rows, offset + k, j, multiply(splat(inverse[0, k]), value))
 
 
 @kernel
@@ -150,10 +149,11 @@ def substitute_rows(matrix, size, inverse, rows, length):  # type: ignore[no-unt
     stay_apart()
     reduce_rows(matrix, size, inverse, rows, 0, length)
     for k in range(size - 2, -1, -1):
-        for p in range(k + 1, size):
-            factor = splat(-matrix[k, p] * inverse[0, k])
-            for j in range(0, length, WIDTH):
-                store(rows, k, j, fma(factor, load(rows, p, j), load(rows, k, j)))
+        for j in range(0, length, WIDTH):
+            value = splat(0.0)
+            for p in range(k + 1, size):
+                value = fma(splat(matrix[k, p]), load(rows, p, j), value)
+            store(rows, k, j, fma(splat(-inverse[0, k]), value, load(rows, k, j)))
 
 
 @kernel

@@ -15,9 +15,10 @@ from flowpool.compiled.rows import stay_apart
 from flowpool.compiled.transport import schur_matrix
 
 
-@shared
+@kernel
 def keep_plans(count, length, work):  # type: ignore[no-untyped-def]
     """Copies the plans of the last evaluation; products use the copy, while the next evaluation overwrites the plans."""
+    stay_apart()
     for i in range(count):
         for j in range(0, length, WIDTH):
             store(work.kept_conditional, i, j, load(work.conditional, i, j))
@@ -40,6 +41,14 @@ def factorise_responses(count, point_masses, work):  # type: ignore[no-untyped-d
     )
 
 
+@shared
+def price(inner, i, j, right, conditional, change, column):  # type: ignore[no-untyped-def]
+    """Stores the change of the cost of point i and adds its share to the mean."""
+    value = fma(splat(-2.0), inner, splat(right[0, i]))
+    store(change, i, j, value)
+    return fma(load(conditional, i, j), value, column)
+
+
 @kernel
 def cost_changes(nodes, length, hull, dimension, points, count, direction, conditional, plan, change, dual, right):  # type: ignore[no-untyped-def]
     """Fills ``change`` with p, ``(M, N)``, ``dual`` with its means ``sum_i A_ij p_ij``, and ``right`` with those of the rest.
@@ -54,21 +63,26 @@ def cost_changes(nodes, length, hull, dimension, points, count, direction, condi
         right[0, i] = 2.0 * total(inner)
     for j in range(0, length, WIDTH):
         column = splat(0.0)
-        for i in range(0, count, 2):
-            other = min(i + 1, count - 1)
+        for i in range(0, count // 4 * 4, 4):
             first = splat(0.0)
             second = splat(0.0)
+            third = splat(0.0)
+            fourth = splat(0.0)
             for e in range(hull):
                 value = load(nodes, e + 1, j)
                 first = fma(splat(direction[i, e]), value, first)
-                second = fma(splat(direction[other, e]), value, second)
-            first = fma(splat(-2.0), first, splat(right[0, i]))
-            second = fma(splat(-2.0), second, splat(right[0, other]))
-            store(change, i, j, first)
-            column = fma(load(conditional, i, j), first, column)
-            if other > i:
-                store(change, other, j, second)
-                column = fma(load(conditional, other, j), second, column)
+                second = fma(splat(direction[i + 1, e]), value, second)
+                third = fma(splat(direction[i + 2, e]), value, third)
+                fourth = fma(splat(direction[i + 3, e]), value, fourth)
+            column = price(first, i, j, right, conditional, change, column)
+            column = price(second, i + 1, j, right, conditional, change, column)
+            column = price(third, i + 2, j, right, conditional, change, column)
+            column = price(fourth, i + 3, j, right, conditional, change, column)
+        for i in range(count // 4 * 4, count):
+            first = splat(0.0)
+            for e in range(hull):
+                first = fma(splat(direction[i, e]), load(nodes, e + 1, j), first)
+            column = price(first, i, j, right, conditional, change, column)
         store(dual, 0, j, column)
     for i in range(count):
         inner = splat(0.0)

@@ -102,6 +102,17 @@ def part(_context: Any, rows: Any, offset: Any, stride: Any) -> Any:
 
 
 @intrinsic
+def from_column(_context: Any, rows: Any, column: Any) -> Any:
+    """The same rows without their first ``column`` numbers."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=arguments[0])
+        return _make(context, builder, builder.gep(structure.data, [arguments[1]]), structure.stride)
+
+    return rows_type(rows_type, types.intp), generate
+
+
+@intrinsic
 def stay_apart(_context: Any) -> Any:
     """Marks the function it is called in: the compiler shall neither copy it into its callers nor unroll its loops.
 

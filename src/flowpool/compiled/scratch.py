@@ -12,9 +12,11 @@ from flowpool.compiled.jit import kernel, shared
 from flowpool.compiled.linear import padded
 from flowpool.compiled.rows import part, stay_apart
 
+BLOCK = 128  # nodes whose moments are taken at once; the weights of a block stay in the first-level cache
+
 
 class Work(NamedTuple):
-    """Scratch of the inner problems and the Hessian, with M points, N nodes, R and Q coordinates, D = M Q."""
+    """Scratch of the inner problems and the Hessian, with M points, N nodes, Q coordinates, K of them leading, D = M K."""
 
     # (M, N)
     gibbs: Any
@@ -51,18 +53,22 @@ class Work(NamedTuple):
     self_response: Any
     # (M, Q + 1)
     scaled: Any
-    # (M (M + 1) / 2, N)
+    # (M (M + 1) / 2, BLOCK)
     pairs: Any  # P_ij A_lj
-    # (M (M + 1) / 2, 1 + R + R (R + 1) / 2)
+    # (M (M + 1) / 2, 1 + K + K (K + 1) / 2)
     moments: Any
-    # (1, Q)
+    block_moments: Any
+    # (M, K)
+    lead_points: Any
+    lead_pulled: Any
+    # (1, K)
     mean: Any
     lever: Any
     apart: Any
-    # (Q, Q)
+    # (K, K)
     second: Any
     unit: Any
-    # (D, Q)
+    # (D, K)
     own_block: Any
     # (2 M, D)
     follow: Any
@@ -90,33 +96,34 @@ def reserve(places, first, fields, used, rows, columns):  # type: ignore[no-unty
 
 
 @shared
-def place_work(places, used, count, length, hull, dimension, dense):  # type: ignore[no-untyped-def]
-    """Numbers used by the fields of :class:`Work`; those of the dense Hessian are empty unless it is asked for."""
-    size = count * dimension if dense else 0
-    pairs = count * (count + 1) // 2 if dense else 0
+def place_work(places, used, count, length, dimension, lead):  # type: ignore[no-untyped-def]
+    """Numbers used by the fields of :class:`Work`."""
+    size = count * lead
+    pairs = count * (count + 1) // 2
     used = reserve(places, 0, 6, used, count, length)
     used = reserve(places, 6, 3, used, 1, length)
     used = reserve(places, 9, 12, used, 1, count)
     used = reserve(places, 21, 8, used, count, count)
     used = reserve(places, 29, 1, used, count, dimension + 1)
-    used = reserve(places, 30, 1, used, pairs, length)
-    used = reserve(places, 31, 1, used, pairs, 1 + hull + hull * (hull + 1) // 2)
-    used = reserve(places, 32, 3, used, 1, dimension)
-    used = reserve(places, 35, 2, used, dimension, dimension)
-    used = reserve(places, 37, 1, used, size, dimension)
+    used = reserve(places, 30, 1, used, pairs, BLOCK)
+    used = reserve(places, 31, 2, used, pairs, 1 + lead + lead * (lead + 1) // 2)
+    used = reserve(places, 33, 2, used, count, lead)
+    used = reserve(places, 35, 3, used, 1, lead)
+    used = reserve(places, 38, 2, used, lead, lead)
+    used = reserve(places, 40, 1, used, size, lead)
     # A block may be stored past the last column.
-    used = reserve(places, 38, 2, used, 2 * count, padded(size) + padded(dimension))
-    used = reserve(places, 40, 3, used, size + 1, padded(size) + padded(dimension))
-    return reserve(places, 43, 4, used, 1, size)
+    used = reserve(places, 41, 2, used, 2 * count, padded(size) + padded(lead))
+    used = reserve(places, 43, 3, used, size + 1, padded(size) + padded(lead))
+    return reserve(places, 46, 4, used, 1, size)
 
 
 @shared
 def place_track(places, used, count, dimension):  # type: ignore[no-untyped-def]
-    """Numbers used by the fields of :class:`Track`: two places and eight sets of vectors."""
+    """Numbers used by the fields of :class:`Track`: two places and nine sets of vectors."""
     for first in (0, 6):
         used = reserve(places, first, 3, used, count, dimension)
         used = reserve(places, first + 3, 3, used, 1, count)
-    return reserve(places, 12, 8, used, count, dimension)
+    return reserve(places, 12, 9, used, count, dimension)
 
 
 @kernel
@@ -171,6 +178,9 @@ def make_work(buffer, places):  # type: ignore[no-untyped-def]
         part(buffer, places[44, 0], places[44, 1]),
         part(buffer, places[45, 0], places[45, 1]),
         part(buffer, places[46, 0], places[46, 1]),
+        part(buffer, places[47, 0], places[47, 1]),
+        part(buffer, places[48, 0], places[48, 1]),
+        part(buffer, places[49, 0], places[49, 1]),
     )
 
 
@@ -205,4 +215,5 @@ def make_track(buffer, places):  # type: ignore[no-untyped-def]
         part(buffer, places[17, 0], places[17, 1]),
         part(buffer, places[18, 0], places[18, 1]),
         part(buffer, places[19, 0], places[19, 1]),
+        part(buffer, places[20, 0], places[20, 1]),
     )

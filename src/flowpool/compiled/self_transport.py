@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from flowpool.compiled.jit import kernel
-from flowpool.compiled.lanes import WIDTH, exponential, load, multiply, splat, store
+from flowpool.compiled.lanes import WIDTH, exponential, fma, load, multiply, splat, store, subtract, total
 from flowpool.compiled.linear import factorise, padded, row_total, substitute
 from flowpool.compiled.rows import stay_apart
 from flowpool.compiled.transport import FARTHEST, MAX_ITERATIONS, ROUNDING, marginal_error
@@ -36,11 +36,11 @@ def solve_self_transport(points, dimension, count, point_masses, epsilon, potent
         for k in range(end):
             work.self_gibbs[i, k] = -700.0
         for k in range(i + 1):
-            square = 0.0
-            for e in range(dimension):
-                difference = points[i, e] - points[k, e]
-                square += difference * difference
-            work.self_gibbs[i, k] = (potential[0, i] + potential[0, k] - square) / epsilon
+            square = splat(0.0)
+            for c in range(0, padded(dimension), WIDTH):
+                apart = subtract(load(points, i, c), load(points, k, c))
+                square = fma(apart, apart, square)
+            work.self_gibbs[i, k] = (potential[0, i] + potential[0, k] - total(square)) / epsilon
     for i in range(count):
         for k in range(i + 1, count):
             work.self_gibbs[i, k] = work.self_gibbs[k, i]

@@ -35,9 +35,10 @@ HOPELESS = 1e8  # damping at which Newton has stopped moving
 FARTHEST = 200.0  # largest logarithm of a scaling before it is absorbed into the potential
 
 
-@shared
+@kernel
 def scale_rows(dimension, points, count, potential, epsilon, scaled):  # type: ignore[no-untyped-def]
     """Fills ``scaled``, ``(M, Q + 1)``: ``2 x_i / epsilon`` and, last, ``(f_i - |x_i|^2) / epsilon``."""
+    stay_apart()
     for i in range(count):
         square = 0.0
         for e in range(dimension):
@@ -107,9 +108,10 @@ def marginal_error(point_masses, rows, count):  # type: ignore[no-untyped-def]
     return error
 
 
-@shared
+@kernel
 def schur_matrix(count, overlap, rows, matrix):  # type: ignore[no-untyped-def]
     """``diag(P 1) - P A^T``, made invertible along the constant potentials that change no plan; ``overlap`` is P A^T."""
+    stay_apart()
     gauge = 1.0 / (count * count)
     for i in range(count):
         for k in range(i, count):

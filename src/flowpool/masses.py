@@ -1,0 +1,108 @@
+r"""Masses b of the nodes (section 4 of the paper): how much of the measure of its graph each node is.
+
+Equal masses say that every node matters the same. What else is known of their importance goes to the pool as
+``FlowPool(...)(x, batch, masses=b)``, which normalises it in every graph and hands gradients back to it. What is
+computed from edges alone comes in torch's default dtype, like features do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.utils import degree as count
+from torch_geometric.utils import scatter, softmax
+
+from flowpool.measures import checked_index
+
+_ERROR = 1e-12  # of PageRank, in the sum of absolute values
+
+
+def degree(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """One plus the number of edges that end in each node, ``(N,)``; the one lets a lone node keep a mass.
+
+    It helps where hubs stand for what a graph is about, and it is what a walk that may rest weighs nodes with.
+
+    Args:
+        edge_index: ``(2, E)``; each undirected edge in both directions.
+        num_nodes: N.
+    """
+    _check_edges(edge_index, num_nodes)
+    result: Tensor = 1 + count(edge_index[1], num_nodes, torch.get_default_dtype())
+    return result
+
+
+def pagerank(edge_index: Tensor, batch: Tensor, damping: float = 0.85) -> Tensor:
+    r"""PageRank of each node within its graph, ``(N,)``; it sums to one in every graph.
+
+    .. math:: r_j = \frac{1 - d}{N} + d \Big( \sum_{i \to j} \frac{r_i}{\deg i} + \frac1N \sum_{i \text{ leads nowhere}} r_i \Big)
+
+    It helps where not the neighbours of a node alone but its place in the whole graph makes it matter.
+
+    Args:
+        edge_index: ``(2, E)``, from the first row to the second.
+        batch: graph of each node, ``(N,)``, in any order.
+        damping: d, how likely the walk follows an edge instead of starting anew in its graph.
+    """
+    if not 0 <= damping < 1:
+        raise ValueError(f"damping is {damping}; pass a value from 0 to below 1, like 0.85.")
+    graph = checked_index(batch, batch.shape[0], None)
+    _check_edges(edge_index, len(graph))
+    source, target = edge_index
+    crossing = graph[source] != graph[target]
+    if bool(crossing.any()):
+        edge = int(crossing.nonzero()[0])
+        raise ValueError(
+            f"Edge {edge} leads from node {int(source[edge])} of graph {int(graph[source[edge]])} to node "
+            f"{int(target[edge])} of graph {int(graph[target[edge]])}; edges stay within their graph."
+        )
+    num_graphs = int(graph.max()) + 1 if len(graph) else 0
+    fair = count(graph, num_graphs, torch.float64)[graph].reciprocal()  # (N,), 1 / N_g
+    leaving = count(source, len(graph), torch.float64)  # (N,)
+    share = leaving[source].reciprocal()  # (E,)
+    rank: Tensor = fair
+    # Every round shrinks the error by the damping, so their number is known beforehand.
+    for _ in range(math.ceil(math.log(_ERROR) / math.log(damping)) if damping > 0 else 1):
+        followed = scatter(share * rank[source], target, dim_size=len(graph))
+        stranded = scatter(torch.where(leaving == 0, rank, 0.0), graph, dim_size=num_graphs)[graph] * fair
+        rank = (1 - damping) * fair + damping * (followed + stranded)
+    return rank.to(torch.get_default_dtype())
+
+
+class Attention(nn.Module):
+    r"""Learned masses :math:`b_j = N \, \mathrm{softmax}_j(\langle w, y_j\rangle)` within each graph.
+
+    They are positive and one on average, so that their total is still the size of the graph, and start equal. It helps
+    where some nodes are noise, which a measure with equal masses must carry along.
+
+    Args:
+        in_channels: D.
+    """
+
+    def __init__(self, in_channels: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(in_channels, 1, bias=False)  # a constant would cancel in the softmax
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Equal masses."""
+        nn.init.zeros_(self.score.weight)
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, num_graphs: int | None = None) -> Tensor:
+        """Masses of nodes ``(N, D)``, ``(N,)``; without ``batch`` they form one graph."""
+        graph = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
+        shares: Tensor = softmax(self.score(x).squeeze(-1), graph, num_nodes=num_graphs)
+        sizes: Tensor = count(graph, num_graphs, shares.dtype)  # (B,)
+        return shares * sizes[graph]
+
+
+def _check_edges(edge_index: Tensor, num_nodes: int) -> None:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        raise ValueError(
+            f"edge_index is {edge_index.dtype} {tuple(edge_index.shape)}; expected node numbers, (2, num_edges)."
+        )
+    wrong = (edge_index < 0) | (edge_index >= num_nodes)
+    if bool(wrong.any()):
+        edge = int(wrong.any(0).nonzero()[0])
+        raise ValueError(f"Edge {edge} is {tuple(edge_index[:, edge].tolist())}, but there are {num_nodes} nodes.")

@@ -48,7 +48,8 @@ def expected_columns(readout, nodes, structure, mass, free, masses=None):
             "deviations": torch.cat([mean[:, None], found.points - mean[:, None]], 1),
             "displacement": found.points - readout.prototypes,
         }[structure]
-        extra = [found.masses * size if mass == "append" else found.masses]
+        extra = [found.masses * size if mass else found.masses]
+        own = torch.cat([size, extra[0]], 1) if structure == "deviations" else extra[0]
     else:
         points = flow_pool(nodes, BATCH, reference=readout.pool.reference, masses=masses).points
         start = mean[:, None] + spread.sqrt()[:, None, None] * readout.pool.reference
@@ -57,9 +58,9 @@ def expected_columns(readout, nodes, structure, mass, free, masses=None):
             "deviations": torch.cat([mean[:, None], (points - mean[:, None])[:, :2]], 1),
             "displacement": torch.cat([mean[:, None], points - start], 1),
         }[structure]
-        extra = [size] if mass == "append" else []
-    vector = torch.cat([rows.flatten(1), *extra], 1)
-    return vector * size if mass == "scale" else vector
+        extra, own = [size] if mass == "append" else [], size
+    rows = rows * own.unsqueeze(-1) if mass == "scale" else rows
+    return torch.cat([rows.flatten(1), *extra], 1)
 
 
 @pytest.mark.parametrize(("structure", "mass", "free"), EVERY_KIND)

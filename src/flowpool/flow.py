@@ -24,16 +24,20 @@ from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation, Scales
 from flowpool.hessian import Hessian, hessian
-
-_ERROR = 0.01  # local error of a step, relative to the size of X
-_FIRST_STEP, _SHORTEST, _LONGEST_EXPLICIT = 0.1, 0.02, 0.6  # 0.6 is the stability limit of Adams-Bashforth 2
-_MOST_EXPLICIT = 60  # a flow that still needs short steps then is stiff, and better off with implicit ones
-_GAMMA = 1 - 1 / math.sqrt(2)  # makes Rosenbrock 2 L-stable
-_SLOW = 3.0  # implicit step length from which Newton may be tried
-_NEAR = 0.1  # longest Newton step (rms, in units of R) that is trusted to stay in the basin
-_PROGRESS = 0.3  # factor by which a Newton step must reduce the gradient
-_TINY, _TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly, as it does at merging points
-_TIGHTEST = 1e-13  # marginal error of the inner problems at the end
+from flowpool.schedule import (
+    ERROR,
+    FIRST_STEP,
+    GAMMA,
+    LONGEST_EXPLICIT,
+    MOST_EXPLICIT,
+    NEAR,
+    PROGRESS,
+    SHORTEST,
+    SLOW,
+    TIGHTEST,
+    TINY,
+    TINY_PROGRESS,
+)
 
 T = TypeVar("T")
 
@@ -108,7 +112,7 @@ def follow(
         keep_pairs: never compute one cloud alone, since a batch of one rounds differently from a batch of more.
     """
     first = energy.evaluate(start)
-    track = _Track(first, torch.full_like(energy.epsilon, _FIRST_STEP), torch.zeros_like(energy.epsilon).long())
+    track = _Track(first, torch.full_like(energy.epsilon, FIRST_STEP), torch.zeros_like(energy.epsilon).long())
     track = _run_in(energy, track, max_steps, step_size, keep_pairs)
     return _settle(energy, track, tolerance, max_steps, keep_pairs)
 
@@ -135,13 +139,13 @@ def _run_in(energy: Energy, track: _Track, max_steps: int, step_size: float | No
         if step_size is None:
             size_of_x = _extent(here.points, unit)
             change = _norm(now - before)
-            wish = (2 * step * _ERROR * size_of_x / change).sqrt()
-            wish = torch.where(started, torch.minimum(wish, 2 * step), _FIRST_STEP)
-            asked[index] += (wish > _LONGEST_EXPLICIT).long()
-            length = wish.clamp(_SHORTEST, _LONGEST_EXPLICIT)
+            wish = (2 * step * ERROR * size_of_x / change).sqrt()
+            wish = torch.where(started, torch.minimum(wish, 2 * step), FIRST_STEP)
+            asked[index] += (wish > LONGEST_EXPLICIT).long()
+            length = wish.clamp(SHORTEST, LONGEST_EXPLICIT)
             bend = torch.where(started, length.square() / (2 * step), 0.0)
             move = length[:, None, None] * now + bend[:, None, None] * (now - before)
-            racing[index] = (asked[index] < 2) & (steps < _MOST_EXPLICIT)
+            racing[index] = (asked[index] < 2) & (steps < MOST_EXPLICIT)
         else:
             length = torch.full_like(step, step_size)
             move = step_size * now
@@ -174,7 +178,7 @@ def _settle(energy: Energy, track: _Track, tolerance: float, max_steps: int, kee
 
         arrived = length <= tolerance
         capped = ~arrived & (steps >= max_steps)
-        near = (step >= _SLOW) & (length < _NEAR * math.sqrt(here.points.shape[1]))
+        near = (step >= SLOW) & (length < NEAR * math.sqrt(here.points.shape[1]))
         there, jumped, rest = _jump(local, curvature, here, newton, arrived, near & ~capped, tolerance)
         slide = ~jumped & ~capped
         if bool(slide.any()):
@@ -213,7 +217,7 @@ def _jump(
         return here, wanted, nothing
     target = torch.where(wanted[:, None, None], here.points - newton, here.points)
     there = energy.evaluate(target, here, _inner_tolerance(energy, here, tolerance))
-    progress = torch.where(_norm(newton) < _TINY * energy.scales.radius, _TINY_PROGRESS, _PROGRESS)
+    progress = torch.where(_norm(newton) < TINY * energy.scales.radius, TINY_PROGRESS, PROGRESS)
     accepted = arrived | near & (_norm(there.gradient) < progress * _norm(here.gradient))
     rest = _norm(curvature.newton(there.gradient)[0]) / energy.scales.radius
     return _merge(accepted, there, here), accepted, torch.where(accepted, rest, nothing)
@@ -228,15 +232,15 @@ def _rosenbrock(
     ``x += step (3 k1 + k2) / 2``; the method keeps its order with an approximate Hessian.
     """
     unit, wide = energy.scales, step[:, None, None]
-    shift = unit.stiffness.unsqueeze(-1) / (_GAMMA * wide)  # (B, M, 1)
+    shift = unit.stiffness.unsqueeze(-1) / (GAMMA * wide)  # (B, M, 1)
     inner = (0.01 * (_norm(here.gradient) / unit.radius).square()).clamp(1e-9, 1e-6)
-    first, definite = curvature.solve(-here.gradient / (_GAMMA * wide), shift.squeeze(-1))
+    first, definite = curvature.solve(-here.gradient / (GAMMA * wide), shift.squeeze(-1))
     usable = definite & slide
     middle_points = torch.where(usable[:, None, None], here.points + wide * first, here.points)
     middle = energy.evaluate(middle_points, here, inner)
-    second, _ = curvature.solve(-middle.gradient / (_GAMMA * wide) - 2 * shift * first, shift.squeeze(-1))
+    second, _ = curvature.solve(-middle.gradient / (GAMMA * wide) - 2 * shift * first, shift.squeeze(-1))
     move = wide * (1.5 * first + 0.5 * second)
-    error = _norm(wide * (first + second) / 2) / (_ERROR * _extent(here.points, unit))
+    error = _norm(wide * (first + second) / 2) / (ERROR * _extent(here.points, unit))
     usable = usable & error.isfinite()
     there = energy.evaluate(torch.where(usable[:, None, None], here.points + move, here.points), here, inner)
     # A flow never climbs: a long step that ends uphill has jumped over the minimum.
@@ -261,7 +265,7 @@ def _distance(energy: Energy, curvature: Hessian, here: Evaluation, wanted: Tens
 
 def _inner_tolerance(energy: Energy, here: Evaluation, tolerance: float) -> Tensor:
     """Marginal error that a Newton step can afford: quadratic in the gradient, and far below what is asked for."""
-    least = max(min(1e-11, 1e-6 * tolerance), _TIGHTEST)
+    least = max(min(1e-11, 1e-6 * tolerance), TIGHTEST)
     return (0.01 * (_norm(here.gradient) / energy.scales.radius).square()).clamp(least, 1e-6)
 
 
@@ -307,7 +311,7 @@ def descend(
     steps = torch.zeros_like(energy.epsilon, dtype=torch.long)
     length = torch.full_like(slowness, step_size)
     for _ in range(max_steps):
-        here = energy.evaluate(points.detach(), here, _TIGHTEST)
+        here = energy.evaluate(points.detach(), here, TIGHTEST)
         going = _norm(here.gradient / slowness) > tolerance * energy.scales.radius
         if not bool(going.any()):
             break

@@ -36,10 +36,11 @@ class FlowReadout(nn.Module):
         mass: ``"append"`` adds the size as a column, ``"scale"`` multiplies all columns by it, ``None`` leaves it out.
             It is the number of nodes, or the total of their masses when these are given.
         free: the reference is learned and its points receive as much of the graph as is near them
-            (:func:`flowpool.relaxed.relaxed_pool`). The output gets M more columns with these shares, which
-            ``mass="append"`` turns into counts by multiplying them with the size. It helps when what a graph is
-            composed of matters more than its shape. ``"points"`` are then the means of what was received,
+            (:func:`flowpool.relaxed.relaxed_pool`); ``"points"`` are then the means of what was received,
             ``"deviations"`` all M of them minus the mean of the graph, ``"displacement"`` they minus the reference.
+            The output gets M more columns: the share of each point, or with any ``mass`` its count, share times size.
+            ``"scale"`` multiplies each point by its own count, which keeps the mean of next to nothing from being
+            loud. It helps when what a graph is composed of matters more than its shape.
         epsilon: entropic regularisation in units of the variance: of the graph, or with ``free`` of all nodes.
         reference: as in :class:`flowpool.FlowPool`, in units of the standard deviation; where learning starts if
             ``free``.
@@ -125,16 +126,20 @@ class FlowReadout(nn.Module):
                 masses=masses,
                 dim_size=clouds.num_graphs,
             )
-            sizes = [shares * size if self.mass == "append" else shares]
+            received = shares if self.mass is None else shares * size  # (B, M)
+            sizes = [received]
         else:
             flat = self.pool(nodes, index, ptr, dim_size=clouds.num_graphs, masses=masses)
             points = flat.view(clouds.num_graphs, self.num_points, self.in_channels)
+            received = size.expand(-1, self.num_points)  # (B, M), every point stands for the whole graph
             sizes = [size] if self.mass == "append" else []
-        vector = torch.cat([self._structured(points, clouds).flatten(1), *sizes], 1)
-        return _normalised(self.output_norm, vector * size if self.mass == "scale" else vector)
+        rows = self._structured(points, clouds)  # (B, M or M + 1, D)
+        if self.mass == "scale":
+            rows = rows * torch.cat([size, received], 1)[:, -rows.shape[1] :].unsqueeze(-1)
+        return _normalised(self.output_norm, torch.cat([rows.flatten(1), *sizes], 1))
 
     def _structured(self, points: Tensor, clouds: Clouds) -> Tensor:
-        """The points ``(B, M, D)`` in the coordinates asked for, ``(B, M or M + 1, D)``."""
+        """The points ``(B, M, D)`` in the coordinates asked for, ``(B, M or M + 1, D)``; an extra row is the first."""
         if self.structure == "points":
             return points
         mean = clouds.mean().unsqueeze(1)  # (B, 1, D)

@@ -20,6 +20,20 @@ from flowpool.compiled.jit import kernel, shared
 from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.compiled.linear import padded
 from flowpool.compiled.rows import stay_apart
+from flowpool.schedule import (
+    ERROR,
+    FIRST_STEP,
+    GAMMA,
+    LONGEST_EXPLICIT,
+    MOST_EXPLICIT,
+    NEAR,
+    PROGRESS,
+    SHORTEST,
+    SLOW,
+    TIGHTEST,
+    TINY,
+    TINY_PROGRESS,
+)
 
 # What is needed next.
 EVALUATE = 0  # the gradient at ``there.points``, inner problems solved to ``clock.inner``
@@ -37,20 +51,8 @@ _JUMP, _NEWTON, _DAMPED, _FILTERED, _TRY, _TRIED, _REST, _STAY, _DISTANCE = rang
 # Outcomes, as in flowpool.status.
 OK, MAX_STEPS, NONFINITE = 0, 3, 5
 
-_ERROR = 0.01  # local error of a step, relative to the size of X
-_FIRST_STEP, _SHORTEST, _LONGEST_EXPLICIT = 0.1, 0.02, 0.6  # 0.6 is the stability limit of Adams-Bashforth 2
-_MOST_EXPLICIT = 60  # a flow that still needs short steps then is stiff, and better off with implicit ones
-_GAMMA = 1 - 1 / math.sqrt(2)  # makes Rosenbrock 2 L-stable
-_SLOW = 3.0  # implicit step length from which Newton may be tried
-_NEAR = 0.1  # longest Newton step (rms, in units of R) that is trusted to stay in the basin
-_PROGRESS = 0.3  # factor by which a Newton step must reduce the gradient
-_TINY, _TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly, as it does at merging points
-_TIGHTEST = 1e-13  # marginal error of the inner problems at the end
-_LOOSE, _TIGHT, _ROUGH = (
-    1e-2,
-    1e-3,
-    1e-2,
-)  # precision of iterative solutions: of slow steps, of Newton steps, of lengths
+# Precision of iterative solutions: of slow steps, of Newton steps, of lengths.
+_LOOSE, _TIGHT, _ROUGH = 1e-2, 1e-3, 1e-2
 _ROUNDING = 1e-15  # length of the gradient that is rounding error; no step can be judged by it any more
 _NULL = 1e-9  # eigenvalue, relative to the Hessian's scale 2 a_i, below which it is noise of the inner solves
 
@@ -188,16 +190,16 @@ def explicit_step(clock, track, count, dimension, point_masses):  # type: ignore
     for i in range(count):
         for c in range(0, padded(dimension), WIDTH):
             store(now, i, c, multiply(splat(-0.5 / point_masses[0, i]), load(here.gradient, i, c)))
-    length, bend = _FIRST_STEP, 0.0
+    length, bend = FIRST_STEP, 0.0
     if clock.steps > 0:
         combine(now, -1.0, track.velocity, track.right, numbers)
-        wish = math.sqrt(2.0 * clock.step * _ERROR * extent(here.points, count, numbers) / norm(track.right, numbers))
+        wish = math.sqrt(2.0 * clock.step * ERROR * extent(here.points, count, numbers) / norm(track.right, numbers))
         wish = min(wish, 2.0 * clock.step)
-        if wish > _LONGEST_EXPLICIT:
+        if wish > LONGEST_EXPLICIT:
             clock.asked += 1
-        length = min(max(wish, _SHORTEST), _LONGEST_EXPLICIT)
+        length = min(max(wish, SHORTEST), LONGEST_EXPLICIT)
         bend = length * length / (2.0 * clock.step)
-    if clock.asked >= 2 or clock.steps >= _MOST_EXPLICIT:
+    if clock.asked >= 2 or clock.steps >= MOST_EXPLICIT:
         return False
     combine(here.points, length, now, there.points, numbers)
     if bend > 0.0:
@@ -231,7 +233,7 @@ def newton_at_least(step, gradient, first, point_masses, count, dimension):  # t
     stay_apart()
     numbers = count * padded(dimension)
     square = inner_product(first, first, numbers)
-    length = _GAMMA * step * math.sqrt(square)
+    length = GAMMA * step * math.sqrt(square)
     for i in range(1, count):
         if point_masses[0, i] != point_masses[0, 0]:
             return length
@@ -264,7 +266,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
     here, there = track.here, track.there
     first, newton, right, solution = track.first, track.newton, track.right, track.solution
     numbers = count * padded(dimension)
-    near = _NEAR * math.sqrt(count)
+    near = NEAR * math.sqrt(count)
     while True:
         size = clock.size
         phase = clock.phase
@@ -288,7 +290,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
                 return EVALUATE
 
         elif phase == _TIGHTEN:
-            clock.inner = within(0.01 * size * size, _TIGHTEST, 1e-6)
+            clock.inner = within(0.01 * size * size, TIGHTEST, 1e-6)
             clock.phase = _CURVED
             if not clock.error <= clock.inner:
                 move_to(here, there, count, dimension)
@@ -303,7 +305,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             if clock.steps >= max_steps:
                 clock.phase = _JUMP
             else:
-                shift = 1.0 / (_GAMMA * clock.step)
+                shift = 1.0 / (GAMMA * clock.step)
                 combine(here.gradient, -1.0 - shift, here.gradient, right, numbers)
                 return ask(clock, SLIDING, shift, _LOOSE, _FIRST)
 
@@ -315,7 +317,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
                 copy(solution, first, numbers)
                 shortest = newton_at_least(clock.step, here.gradient, first, point_masses, count, dimension)
                 clock.phase = _STAY
-                if shortest <= tolerance or (clock.step >= _SLOW and shortest < near):
+                if shortest <= tolerance or (clock.step >= SLOW and shortest < near):
                     clock.phase = _JUMP
 
         elif phase == _JUMP:
@@ -351,10 +353,10 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             clock.arrived = clock.length <= tolerance
             capped = clock.steps >= max_steps or size <= _ROUNDING
             clock.phase = _STAY
-            if clock.arrived or (not capped and clock.step >= _SLOW and clock.length < near):
+            if clock.arrived or (not capped and clock.step >= SLOW and clock.length < near):
                 combine(here.points, -1.0, newton, there.points, numbers)
                 set_out(track, count, dimension, point_masses)
-                clock.inner = within(0.01 * size * size, _TIGHTEST, 1e-6)
+                clock.inner = within(0.01 * size * size, TIGHTEST, 1e-6)
                 clock.phase = _TRIED
                 return EVALUATE
             if capped and clock.length < math.inf:
@@ -366,7 +368,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             # The step is judged by the gradient where it leads, and the residual there with the Hessian at hand.
             reached = norm(there.gradient, numbers)
             clock.phase = _STAY
-            progress = _TINY_PROGRESS if clock.length < _TINY else _PROGRESS
+            progress = TINY_PROGRESS if clock.length < TINY else PROGRESS
             if reached < progress * size or (clock.arrived and reached < math.inf):
                 copy(there.gradient, right, numbers)
                 return ask(clock, JUMPING, clock.shift, _ROUGH, _REST)
@@ -397,14 +399,14 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
 
         elif phase == _MIDDLE:
             # k1 + k2 is small, and is found instead of k2: its system has (G(x) + G(x + step k1)) on the right.
-            shift = 1.0 / (_GAMMA * clock.step)
+            shift = 1.0 / (GAMMA * clock.step)
             scale_points(first, -4.0 * shift, point_masses, right, count, dimension)
             combine(right, -shift, here.gradient, right, numbers)
             combine(right, -shift, there.gradient, right, numbers)
             return ask(clock, SLIDING, shift, _LOOSE, _SECOND)
 
         elif phase == _SECOND:
-            clock.length = 0.5 * clock.step * norm(solution, numbers) / (_ERROR * extent(here.points, count, numbers))
+            clock.length = 0.5 * clock.step * norm(solution, numbers) / (ERROR * extent(here.points, count, numbers))
             if not clock.length < math.inf:
                 shorten(clock, 0.3)
             elif clock.length > 1.0 and clock.step <= 1.0:

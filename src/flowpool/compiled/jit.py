@@ -56,7 +56,8 @@ def announce(dispatcher: Any) -> None:
 
 def _cache_folder() -> Path | None:
     """A folder that belongs to this user alone, or ``None`` where there cannot be one."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    here = Path(__file__).parent
+    sources = [*sorted(here.glob("*.py")), here.parent / "schedule.py"]  # whose numbers are compiled in
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
     digest.update(f"{numba.__version__} {sys.version}".encode())
     root = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)

@@ -88,8 +88,7 @@ def test_free_masses_count_the_nodes_around_each_prototype() -> None:
     for graph, own in enumerate(kind.split([5, 9])):
         counts = torch.bincount(own, minlength=4)[nearest].float()
         assert torch.allclose(found[graph, :4], counts, atol=0.02)
-        moved = found[graph, 4:].view(4, 3)
+        carried = found[graph, 4:].view(4, 3)
         for point in range(4):
             members = nodes[(graph == BATCH) & (kind == nearest[point])]
-            if len(members):
-                assert torch.allclose(moved[point], members.mean(0) - pool.reference[point].detach(), atol=0.02)
+            assert torch.allclose(carried[point], (members - pool.reference[point].detach()).sum(0), atol=0.05)

@@ -11,7 +11,7 @@ from flowpool.relaxed import relaxed_pool
 
 
 class FlowFreePool(Pool):
-    """How many nodes each prototype received, and how far their mean is from it; M counts and M displacements.
+    """How many nodes each prototype received, and the sum of their differences to it; M counts and M such sums.
 
     Prototypes start at k-means centres of the training nodes and are learned. Like those of a sum, the counts tell
     the size of the graph. Call `fit` with the training nodes first.
@@ -35,4 +35,6 @@ class FlowFreePool(Pool):
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
         shares, points = relaxed_pool(x, batch, points=self.reference, epsilon=self.epsilon, dim_size=num_graphs)
         counts = shares * graph_sizes(batch, num_graphs).unsqueeze(1)  # (B, M)
-        return Readout(torch.cat([counts, (points - self.reference).flatten(1)], 1), no_loss(x))
+        # The mean of next to nothing says nothing: a sum is as loud as what was received.
+        carried = counts.unsqueeze(-1) * (points - self.reference)  # (B, M, D)
+        return Readout(torch.cat([counts, carried.flatten(1)], 1), no_loss(x))

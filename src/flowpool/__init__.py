@@ -3,12 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flowpool import costs, masses, references
+from flowpool import costs, references
 from flowpool.pooling import Pooled, flow_pool
 from flowpool.relaxed import relaxed_pool
 from flowpool.status import Status
 
 if TYPE_CHECKING:
+    from flowpool import masses
     from flowpool.coarsen import FlowCoarsen
     from flowpool.layer import FlowPool, register_with_pyg
     from flowpool.readout import FlowReadout
@@ -27,18 +28,24 @@ __all__ = [
     "relaxed_pool",
 ]
 
-# What needs torch_geometric, and where it stands.
-_LAYERS = {"FlowCoarsen": "coarsen", "FlowPool": "layer", "FlowReadout": "readout", "register_with_pyg": "layer"}
+# What needs torch_geometric, and the module where it stands.
+_LATER = {
+    "FlowCoarsen": "coarsen",
+    "FlowPool": "layer",
+    "FlowReadout": "readout",
+    "masses": "masses",
+    "register_with_pyg": "layer",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The layers, which need torch_geometric, only when they are asked for."""
-    if name not in _LAYERS:
+    """What needs torch_geometric, only when it is asked for."""
+    if name not in _LATER:
         raise AttributeError(f"module 'flowpool' has no attribute {name!r}")
     try:
-        module = import_module(f"flowpool.{_LAYERS[name]}")
+        module = import_module(f"flowpool.{_LATER[name]}")
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("torch_geometric"):
             raise
         raise ImportError(f"flowpool.{name} needs PyTorch Geometric: pip install 'flowpool[pyg]'.") from error
-    return getattr(module, name)
+    return module if name == _LATER[name] else getattr(module, name)

@@ -6,6 +6,7 @@ Both give the same answers. An engine sees all graphs of a batch in their frames
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
@@ -21,6 +22,7 @@ HAS_NUMBA = find_spec("numba") is not None
 NO_NUMBA = "numba is not installed"
 _log = logging.getLogger("flowpool")
 _said: set[str] = set()
+_FLAT = 1e-13  # size of a direction, relative to the largest, that is rounding
 
 
 class Engine(Protocol):
@@ -115,7 +117,7 @@ class CompiledEngine:
         result = own if chosen is None else _among_all(own, problem, solvable, chosen)
         if bool(sound.all()):
             return result
-        rest = TorchEngine().adjoint(problem, result.damped, ended, cotangent, ridge, wanted)
+        rest = _adjoint_in_span(problem, result.damped, ended, cotangent, ridge, wanted)
         return result._replace(
             nodes=result.nodes + rest.nodes,
             masses=result.masses + rest.masses,
@@ -123,6 +125,39 @@ class CompiledEngine:
             residual=torch.where(result.damped, rest.residual, result.residual),
             damped=rest.damped,
         )
+
+
+def _adjoint_in_span(
+    problem: Problem, hard: Tensor, ended: Flowed, cotangent: Tensor, ridge: float, wanted: set[str]
+) -> BackwardResult:
+    """The torch engine's adjoint of some graphs, found in the few directions that nodes, points and cotangent span.
+
+    A graph with many equal points has few distinct nodes, so that its eigenvectors are cheap there. The squared
+    Euclidean cost does not notice the rotation.
+    """
+    chosen = hard.nonzero().squeeze(-1)
+    part = problem.select(chosen)
+    clouds, points, upstream = part.clouds, ended.points[chosen], cotangent[chosen]
+    spans = [_span(clouds.cloud(k)[0], points[k], upstream[k]) for k in range(len(chosen))]
+    width = max(span.shape[1] for span in spans)
+    basis = torch.stack([torch.nn.functional.pad(span, (0, width - span.shape[1])) for span in spans])  # (K, D, width)
+    own = basis[clouds.batch]  # (N, D, width)
+
+    def inside(value: Tensor) -> Tensor:
+        return (value.unsqueeze(-2) @ own).squeeze(-2)
+
+    turned = replace(part, clouds=clouds.moved(inside(clouds.nodes)), start=part.start @ basis)
+    end = Flowed(*(value[chosen] for value in ended))._replace(points=points @ basis)
+    found = batching.adjoint(turned, end, upstream @ basis, ridge, wanted)
+    nodes = (own @ found.nodes.unsqueeze(-1)).squeeze(-1)
+    return _among_all(found._replace(nodes=nodes), problem, hard, chosen)
+
+
+def _span(*rows: Tensor) -> Tensor:
+    """Orthonormal basis of what the rows span, ``(D, K)``."""
+    _, lengths, directions = torch.linalg.svd(torch.cat(rows), full_matrices=False)
+    found: Tensor = directions[lengths > _FLAT * lengths[0]].T
+    return found
 
 
 def _solvable_part(problem: Problem, solvable: Tensor) -> tuple[Problem, Tensor | None]:

@@ -12,9 +12,10 @@ from torch import Tensor
 from flowpool.lab.pools import POOLS, PointPool, Pool
 
 CHANNELS, POINTS = 4, 5
-VECTOR_SIZE = {"mean": 4, "sum": 4, "max": 4, "gmt": 4, "tw": 8, "tfgw": 8}  # the others: POINTS * CHANNELS
+VECTOR_SIZE = {"mean": 4, "sum": 4, "max": 4, "gmt": 4, "tw": 8, "tfgw": 8, "flow-free": 25}  # the others: POINTS * CHANNELS
 NODE_FILLED = {"sort", "topk", "sag", "haar"}  # one row needs one node
-CLUSTERED = {"diff", "mincut", "struct", "otke", "wegl", "flow"}  # every row exists in every graph
+FLOWS = {"flow", "flow-attention", "flow-kmeans", "flow-mahalanobis"}
+CLUSTERED = {"diff", "mincut", "struct", "otke", "wegl"} | FLOWS  # every row exists in every graph
 EVERY_POOL = sorted(POOLS)
 
 
@@ -143,7 +144,7 @@ def test_exactly_the_listed_pools_give_clouds() -> None:
     assert not any(isinstance(build(name), PointPool) for name in others)
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERY_POOL) - {"wegl", "tfgw", "flow", "flow2"}))
+@pytest.mark.parametrize("name", sorted(set(EVERY_POOL) - {"wegl", "tfgw", "flow-deviations", "flow2"} - FLOWS))
 def test_gradients_agree_with_finite_differences(name: str) -> None:
     """Along random directions in nodes and parameters at once.
 

@@ -15,6 +15,12 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregat
 from flowpool.lab.pools.base import Cloud, PointPool, Pool, Readout
 from flowpool.lab.pools.diff import DiffPool
 from flowpool.lab.pools.flow import FlowPool
+from flowpool.lab.pools.flow_attention import FlowAttentionPool
+from flowpool.lab.pools.flow_deviations import FlowDeviationsPool
+from flowpool.lab.pools.flow_free import FlowFreePool
+from flowpool.lab.pools.flow_hierarchy import FlowHierarchyPool
+from flowpool.lab.pools.flow_kmeans import FlowKMeansPool
+from flowpool.lab.pools.flow_mahalanobis import FlowMahalanobisPool
 from flowpool.lab.pools.gmt import GMTPool
 from flowpool.lab.pools.haar import HaarPool
 from flowpool.lab.pools.mincut import MinCutPool
@@ -53,6 +59,12 @@ def seeded(construct: Callable[[int, int], Pool]) -> Builder:
 
 POOLS: dict[str, Builder] = {
     "flow": seeded(FlowPool),
+    "flow-attention": seeded(FlowAttentionPool),
+    "flow-deviations": seeded(FlowDeviationsPool),
+    "flow-free": seeded(FlowFreePool),
+    "flow-kmeans": seeded(FlowKMeansPool),
+    "flow-mahalanobis": seeded(FlowMahalanobisPool),
+    "flow2": seeded(FlowHierarchyPool),
     "mean": seeded(lambda in_channels, _: ReducePool(in_channels, MeanAggregation())),
     "sum": seeded(lambda in_channels, _: ReducePool(in_channels, SumAggregation())),
     "max": seeded(lambda in_channels, _: ReducePool(in_channels, MaxAggregation())),

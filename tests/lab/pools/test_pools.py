@@ -12,7 +12,15 @@ from torch import Tensor
 from flowpool.lab.pools import POOLS, PointPool, Pool
 
 CHANNELS, POINTS = 4, 5
-VECTOR_SIZE = {"mean": 4, "sum": 4, "max": 4, "gmt": 4, "tw": 8, "tfgw": 8, "flow-free": 25}  # the others: POINTS * CHANNELS
+VECTOR_SIZE = {
+    "mean": 4,
+    "sum": 4,
+    "max": 4,
+    "gmt": 4,
+    "tw": 8,
+    "tfgw": 8,
+    "flow-free": 25,
+}  # the others: POINTS * CHANNELS
 NODE_FILLED = {"sort", "topk", "sag", "haar"}  # one row needs one node
 FLOWS = {"flow", "flow-attention", "flow-kmeans", "flow-mahalanobis"}
 CLUSTERED = {"diff", "mincut", "struct", "otke", "wegl"} | FLOWS  # every row exists in every graph

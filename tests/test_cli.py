@@ -160,3 +160,18 @@ def test_help_imports_nothing_slow() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "evaluate" in done.stdout
+
+
+def test_kept_prints_and_writes_how_near_the_points_are() -> None:
+    result = run("kept", "MUTAG", "--count", "6", "--out", "k")
+    assert result.exit_code == 0, result.output
+    rows = Path("k/kept.csv").read_text().splitlines()
+    assert any(row.startswith("MUTAG,linear,flow,6,") for row in rows)
+    assert "wegl" in result.output
+    assert Path("k/kept.png").exists()
+
+
+def test_kept_refuses_what_it_cannot_do() -> None:
+    result = run("kept", "MUTAG", "--count", "0")
+    assert result.exit_code == 2
+    assert "0 graphs; all must be at least 1" in result.output

@@ -220,7 +220,8 @@ def kept(
         with _progress() as progress:
             for name in datasets or ["MUTAG"]:
                 dataset = load_dataset(name, None if data is None else str(data))
-                bar = progress.add_task(name, total=None, doing="")
+                total = len(dataset) if count is None else min(count, len(dataset))
+                bar = progress.add_task(name, total=total, doing="")
                 rows += kept_table(
                     dataset,
                     cloud_pools(),

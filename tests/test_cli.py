@@ -74,7 +74,7 @@ def test_folders_are_named_by_configuration() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*SHORT, "--pools", "summ"], "Unknown pool 'summ'; there are flow, mean, sum"),
+        ([*SHORT, "--pools", "summ"], "Unknown pool 'summ'; there are flow, flow-attention"),
         ([*SHORT, "--jobs", "0"], "--jobs is 0"),
         ([*SHORT, "--channels", "eight"], "--channels is 'eight'"),
         ([*SHORT, "--channels", "8,16"], "exactly one"),

@@ -62,3 +62,17 @@ def test_without_numba_torch_takes_over_and_says_so_once(monkeypatch, caplog):
     ]
     with pytest.raises(ValueError, match="numba is not installed"):
         flow_pool(NODES, BATCH, reference=REFERENCE, engine="compiled")
+
+
+def test_singular_graphs_get_the_minimum_norm_gradient_of_the_torch_engine():
+    nodes = torch.randn(3, 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    wide, batch = nodes.repeat_interleave(3, 0), torch.tensor([0] * 9)  # three distinct nodes for seven points
+    reference = torch.randn(7, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    weights = torch.randn(1, 7, 12, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    found = {}
+    for engine in ("torch", "compiled"):
+        leaf = wide.clone().requires_grad_()
+        pooled = flow_pool(leaf, batch, reference=reference, epsilon=0.5, engine=engine, tolerance=1e-9)
+        (found[engine],) = torch.autograd.grad((pooled.points * weights).sum(), leaf)
+        assert bool(pooled.backward.damped.all())
+    torch.testing.assert_close(found["compiled"], found["torch"], rtol=1e-5, atol=1e-6)

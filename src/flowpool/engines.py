@@ -143,21 +143,36 @@ def _adjoint_in_span(
     basis = torch.stack([torch.nn.functional.pad(span, (0, width - span.shape[1])) for span in spans])  # (K, D, width)
     own = basis[clouds.batch]  # (N, D, width)
 
-    def inside(value: Tensor) -> Tensor:
-        return (value.unsqueeze(-2) @ own).squeeze(-2)
+    def turned(value: Tensor) -> Tensor:
+        return (value.unsqueeze(-1) * basis.unsqueeze(1)).sum(-2)  # (K, M, width)
 
-    turned = replace(part, clouds=clouds.moved(inside(clouds.nodes)), start=part.start @ basis)
-    end = Flowed(*(value[chosen] for value in ended))._replace(points=points @ basis)
-    found = batching.adjoint(turned, end, upstream @ basis, ridge, wanted)
-    nodes = (own @ found.nodes.unsqueeze(-1)).squeeze(-1)
+    inside = clouds.moved((clouds.nodes.unsqueeze(-1) * own).sum(-2))
+    end = Flowed(*(value[chosen] for value in ended))._replace(points=turned(points))
+    found = batching.adjoint(
+        replace(part, clouds=inside, start=turned(part.start)), end, turned(upstream), ridge, wanted
+    )
+    nodes = (own * found.nodes.unsqueeze(-2)).sum(-1)
     return _among_all(found._replace(nodes=nodes), problem, hard, chosen)
 
 
 def _span(*rows: Tensor) -> Tensor:
-    """Orthonormal basis of what the rows span, ``(D, K)``."""
-    _, lengths, directions = torch.linalg.svd(torch.cat(rows), full_matrices=False)
-    found: Tensor = directions[lengths > _FLAT * lengths[0]].T
-    return found
+    """Orthonormal basis of what the rows span, ``(D, K)``: Gram-Schmidt, the longest row first.
+
+    A decomposition of the library would round differently for another number of threads.
+    """
+    rest = torch.cat(rows)
+    squares = rest.square().sum(-1)
+    least = _FLAT**2 * squares.max()
+    found: list[Tensor] = []
+    while len(found) < rest.shape[1] and bool(squares.max() > least):
+        direction = rest[squares.argmax()]
+        for _ in range(2):  # twice is enough to be orthogonal to rounding
+            for earlier in found:
+                direction = direction - (direction * earlier).sum() * earlier
+        found.append(direction / direction.square().sum().sqrt())
+        rest = rest - (rest * found[-1]).sum(-1, keepdim=True) * found[-1]
+        squares = rest.square().sum(-1)
+    return torch.stack(found, -1)
 
 
 def _solvable_part(problem: Problem, solvable: Tensor) -> tuple[Problem, Tensor | None]:

@@ -158,7 +158,7 @@ def test_progress_counts_every_graph() -> None:
 
 def test_mistakes_are_named() -> None:
     data = small_dataset(NODES.float(), [4, 2])
-    with pytest.raises(ValueError, match="sum, gmt gives a cloud of points; these do: flow, sort"):
+    with pytest.raises(ValueError, match="sum, gmt gives a cloud of points; these do: flow, flow-attention"):
         kept_table(data, ["sort", "sum", "gmt"])
     with pytest.raises(ValueError, match="Unknown features 'raw'"):
         kept_table(data, ["sort"], features="raw")  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """How far the compiled engine and the torch engine are apart, on all of MUTAG and 200 graphs of NCI1.
 
-    python benchmarks/engines.py [--data DIR]
+    python benchmarks/engines.py [--data DIR] [--datasets MUTAG,NCI1] [--epsilons 1,0.3,0.1]
 
 Both solve to a Newton step of 1e-10 R in float64. Graphs whose minimiser is not isolated have a minimum-norm gradient that
 rounding decides; they are counted and left out.
@@ -31,13 +31,15 @@ def solved(nodes: Tensor, batch: Tensor, reference: Tensor, weights: Tensor, lev
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data")
+    parser.add_argument("--epsilons", default="1,0.3,0.1")
+    parser.add_argument("--datasets", default="MUTAG,NCI1")
     options = parser.parse_args()
-    for name, width, num_points, count in CASES:
+    for name, width, num_points, count in (case for case in CASES if case[0] in options.datasets.split(",")):
         case = graph_case(name, width, num_points, count, options.data)
         generator = torch.Generator().manual_seed(0)
         reference = torch.randn(num_points, width, generator=generator, dtype=torch.float64)
         weights = torch.randn(count, num_points, width, generator=generator, dtype=torch.float64)
-        for level in (1.0, 0.3, 0.1):
+        for level in map(float, options.epsilons.split(",")):
             ends = [
                 solved(case.nodes.double(), case.batch, reference, weights, level, e) for e in ("torch", "compiled")
             ]

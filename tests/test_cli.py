@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from typer.testing import CliRunner, Result
 import flowpool
 from flowpool.cli import app
 from flowpool.lab import evaluate as lab_evaluate
+from flowpool.lab import speed
 from flowpool.lab.evaluate import load_graphs
+from flowpool.lab.speed.bench import Measurement
 
 SHORT = ["evaluate", "MUTAG", "--max-epochs", "1", "--jobs", "1"]
 
@@ -175,3 +178,15 @@ def test_kept_refuses_what_it_cannot_do() -> None:
     result = run("kept", "MUTAG", "--count", "0")
     assert result.exit_code == 2
     assert "0 graphs; all must be at least 1" in result.output
+
+
+def test_bench_keeps_what_it_measured_before_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> Iterator[Measurement]:
+        yield Measurement("MUTAG", "flow, compiled", 0.1, 4.25, 1.0, 2.5, 1.0, 3.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(speed, "run_bench", stopped)
+    result = run("bench", "--out", "b")
+    assert result.exit_code != 0
+    assert "4.25" in result.output
+    assert "flow, compiled" in Path("b/bench.csv").read_text()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from flowpool.lab.comparison import Row
     from flowpool.lab.evaluate import Configuration
+    from flowpool.lab.speed.bench import Measurement
 
 app = typer.Typer(
     help="Pooling of graph representations with Wasserstein gradient flows.",
@@ -265,35 +266,42 @@ def bench(
 ) -> None:
     """Time FlowPool beside other pools: every ratio is measured in this one run."""
     with plain_errors():
-        from rich.table import Table
-
         from flowpool.lab.speed import run_bench, write_bench
 
-        rows = []
-        with _progress() as progress:
-            bar = progress.add_task("bench", total=None, doing="")
-            for row in run_bench(None if data is None else str(data), large, ott_steps):
-                rows.append(row)
-                progress.update(bar, advance=1, doing=f"{row.case}, {row.method}")
-        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-        table.add_column("case")
-        table.add_column("method")
-        for head in ("epsilon", "forward ms", "backward ms", "/ GMT", "stationary", "peak MB"):
-            table.add_column(head, justify="right")
-        for row in rows:
-            table.add_row(
-                row.case,
-                row.method,
-                _number(row.epsilon, "g"),
-                f"{row.forward:.2f}",
-                f"{row.backward:.2f}",
-                _number(row.ratio, ".2f"),
-                _number(row.converged, ".1%"),
-                _number(row.megabytes, ".0f"),
-            )
-        _console().print(table)
-        for path in write_bench(rows, out):
-            typer.echo(str(path))
+        rows: list[Measurement] = []
+        try:
+            with _progress() as progress:
+                bar = progress.add_task("bench", total=None, doing="")
+                for row in run_bench(None if data is None else str(data), large, ott_steps):
+                    rows.append(row)
+                    progress.update(bar, advance=1, doing=f"{row.case}, {row.method}")
+        finally:  # what was measured before an interruption is not lost
+            if rows:
+                _console().print(_bench_table(rows))
+                for path in write_bench(rows, out):
+                    typer.echo(str(path))
+
+
+def _bench_table(rows: list[Measurement]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("case")
+    table.add_column("method")
+    for head in ("epsilon", "forward ms", "backward ms", "/ GMT", "stationary", "peak MB"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(
+            row.case,
+            row.method,
+            _number(row.epsilon, "g"),
+            f"{row.forward:.2f}",
+            f"{row.backward:.2f}",
+            _number(row.ratio, ".2f"),
+            _number(row.converged, ".1%"),
+            _number(row.megabytes, ".0f"),
+        )
+    return table
 
 
 def _number(value: float | None, form: str) -> str:

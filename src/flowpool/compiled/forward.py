@@ -109,6 +109,10 @@ def solve_graphs(  # type: ignore[no-untyped-def]
                     # It was not definite without the shift, so it is singular: only its whole factor serves then.
                     lead = hull
                     fill_moment_columns(coordinates, length, hull, lead)
+                    for i in range(count):  # the last evaluation may be that of a refused step
+                        work.rows[0, i] = here.rows[0, i]
+                        for k in range(count):
+                            work.self_plan[i, k] = work.kept_self_plan[i, k]
                     exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
                     clock.sliding = clock.jumping = math.nan
                     if not leading_hessian(

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowpool import costs, references
 from flowpool.pooling import Pooled, flow_pool
-from flowpool.relaxed import relaxed_pool
 from flowpool.status import Status
+from flowpool.transport import transport_pool
 
 if TYPE_CHECKING:
     from flowpool import masses
@@ -25,7 +25,7 @@ __all__ = [
     "masses",
     "references",
     "register_with_pyg",
-    "relaxed_pool",
+    "transport_pool",
 ]
 
 # What needs torch_geometric, and the module where it stands.

@@ -127,7 +127,7 @@ class FlowPool(Aggregation):
         self.mass, self.on_failure = mass, on_failure
         self.options = Options(debias, gradient, tolerance, max_steps, step_size, ridge, engine)
         self.cost = costs.resolve(cost)
-        self._initial = _initial_reference(reference, num_points, in_channels, seed)
+        self._initial = initial_reference(reference, num_points, in_channels, seed)
         self.register_buffer("reference", self._initial.clone())
         self._memory = _Memory()
 
@@ -286,7 +286,8 @@ class FlowPool(Aggregation):
         raise TypeError("FlowPool does not support TorchScript; script the rest of the model.")
 
 
-def _initial_reference(reference: Literal["normal"] | Tensor, num_points: int, in_channels: int, seed: int) -> Tensor:
+def initial_reference(reference: Literal["normal"] | Tensor, num_points: int, in_channels: int, seed: int) -> Tensor:
+    """The reference that a layer starts with, ``(M, D)``: drawn, or a checked copy of the one given."""
     if isinstance(reference, str):
         if reference != "normal":
             raise ValueError(f"Unknown reference {reference!r}; pass 'normal' or a tensor (num_points, in_channels).")

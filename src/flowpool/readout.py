@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from flowpool import references
-from flowpool.layer import FlowPool
+from flowpool.layer import FlowPool, initial_reference
 from flowpool.measures import Clouds, check_features, make_clouds
-from flowpool.relaxed import relaxed_pool
+from flowpool.transport import Received, transport_pool
 
-Structure = Literal["points", "deviations", "displacement"]
+By = Literal["step", "flow", "free"]
+Structure = Literal["points", "deviations", "displacement", "moments"]
 Mass = Literal["append", "scale"]
+_Block = tuple[Tensor, Tensor]  # rows (B, K, D), and how many nodes each stands for (B, K)
 
 
 class FlowReadout(nn.Module):
@@ -28,22 +29,24 @@ class FlowReadout(nn.Module):
     Args:
         in_channels: D.
         num_points: M.
-        structure: coordinates of the points :math:`X^*`. ``"points"``: as they are. ``"deviations"``: the mean of the
-            graph, and how each point differs from it (the last one follows from the others and is left out); it helps
-            when graphs differ more in place than in shape, because each is normalised on its own.
-            ``"displacement"``: the mean, and how far the flow carried each point from where the reference was placed,
-            :math:`x_i - (\bar y + R x^{(0)}_i)`; it helps when the spread R of the nodes matters too.
+        by: how the nodes are brought to M points. ``"step"``: one step towards each graph from a reference that is
+            learned, every point receiving 1/M of the graph (:func:`flowpool.transport_pool`); it tells shapes apart
+            best, and costs least. ``"flow"``: the whole flow (:class:`flowpool.FlowPool`); its points are nearest to
+            the nodes, so it is for keeping a graph's distribution. ``"free"``: as ``"step"``, but each point receives
+            whatever is near it; it helps when what a graph is composed of matters more than its shape. M more columns
+            then tell the share of each point, or with any ``mass`` its count, share times size.
+        structure: coordinates of the points. ``"points"``: as they are. ``"deviations"``: the mean of the graph, and
+            how each point differs from it (unless ``"free"``, the last one follows from the others and is left out); it
+            helps when graphs differ more in place than in shape, because each is normalised on its own.
+            ``"displacement"``: how far each point went from the reference, with ``"flow"`` after the mean of the graph
+            and from where the reference was placed there, :math:`x_i - (\bar y + R x^{(0)}_i)`. ``"moments"``: the
+            displacement, and the variance of each feature within what each point received; not with ``"flow"``.
         mass: ``"append"`` adds the size as a column, ``"scale"`` multiplies all columns by it, ``None`` leaves it out.
-            It is the number of nodes, or the total of their masses when these are given.
-        free: the reference is learned and its points receive as much of the graph as is near them
-            (:func:`flowpool.relaxed.relaxed_pool`); ``"points"`` are then the means of what was received,
-            ``"deviations"`` all M of them minus the mean of the graph, ``"displacement"`` they minus the reference.
-            The output gets M more columns: the share of each point, or with any ``mass`` its count, share times size.
-            ``"scale"`` multiplies each point by its own count, which keeps the mean of next to nothing from being
-            loud. It helps when what a graph is composed of matters more than its shape.
-        epsilon: entropic regularisation in units of the variance: of the graph, or with ``free`` of all nodes.
-        reference: as in :class:`flowpool.FlowPool`, in units of the standard deviation; where learning starts if
-            ``free``.
+            It is the number of nodes, or the total of their masses when these are given. With ``"free"``, ``"scale"``
+            multiplies each point by its own count, which keeps the mean of next to nothing from being loud.
+        epsilon: entropic regularisation in units of the variance: of all nodes, or with ``"flow"`` of each graph.
+        reference: where learning starts, in units of the standard deviation of one feature: drawn points lie well
+            inside the nodes, where none of them is lost. With ``"flow"`` as in :class:`flowpool.FlowPool`.
         seed: of the drawn reference.
 
     A batch that is too small for statistics of its own (one graph, or one node) is normalised as in evaluation.
@@ -54,45 +57,51 @@ class FlowReadout(nn.Module):
         in_channels: int,
         num_points: int,
         *,
-        structure: Structure = "points",
+        by: By = "step",
+        structure: Structure = "moments",
         mass: Mass | None = "append",
-        free: bool = False,
         epsilon: float = 0.1,
         reference: Literal["normal"] | Tensor = "normal",
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if structure not in get_args(Structure):
-            raise ValueError(f"Unknown structure {structure!r}; pass {', '.join(get_args(Structure))}.")
-        if mass is not None and mass not in get_args(Mass):
-            raise ValueError(f"Unknown mass {mass!r}; pass None, 'append' or 'scale'.")
+        _check_choice("by", by, get_args(By))
+        _check_choice("structure", structure, get_args(Structure))
+        if mass is not None:
+            _check_choice("mass", mass, get_args(Mass))
+        if by == "flow" and structure == "moments":
+            raise ValueError(
+                "The flow has no moments; pass structure='points', 'deviations' or 'displacement' with it."
+            )
         if not (math.isfinite(epsilon) and epsilon > 0):
             raise ValueError(f"epsilon is {epsilon}; it must be finite and > 0 (0.1 is a good start).")
         self.in_channels, self.num_points = in_channels, num_points
-        self.structure, self.mass, self.free, self.epsilon = structure, mass, free, epsilon
+        self.by, self.structure, self.mass, self.epsilon = by, structure, mass, epsilon
         self.node_norm = nn.BatchNorm1d(in_channels)
-        self.pool = None if free else FlowPool(in_channels, num_points, epsilon=epsilon, reference=reference, seed=seed)
-        if free:
-            self._initial = _prototypes(reference, num_points, in_channels, seed)
-            self.prototypes = nn.Parameter(self._initial.clone())
+        if by == "flow":
+            self.pool = FlowPool(in_channels, num_points, epsilon=epsilon, reference=reference, seed=seed)
+        else:
+            self._initial = initial_reference(reference, num_points, in_channels, seed)
+            self.reference = nn.Parameter(self._initial.clone())
         self.output_norm = nn.BatchNorm1d(self.out_channels)
 
     @property
     def out_channels(self) -> int:
         """Columns of the output."""
-        has_mean = self.structure == ("deviations" if self.free else "displacement")  # on top of M rows
-        sizes = self.num_points if self.free else int(self.mass == "append")
-        return (self.num_points + has_mean) * self.in_channels + sizes
+        has_mean = (self.by, self.structure) in (("flow", "displacement"), ("free", "deviations"))  # on top of M rows
+        rows = 2 * self.num_points if self.structure == "moments" else self.num_points + has_mean
+        sizes = self.num_points if self.by == "free" else int(self.mass == "append")
+        return rows * self.in_channels + sizes
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Everything as it was made, without statistics."""
         self.node_norm.reset_parameters()
         self.output_norm.reset_parameters()
-        if self.pool is None:
-            self.prototypes.copy_(self._initial)
-        else:
+        if self.by == "flow":
             self.pool.reset_parameters()
+        else:
+            self.reference.copy_(self._initial)
 
     def forward(
         self,
@@ -116,58 +125,62 @@ class FlowReadout(nn.Module):
         clouds, order = make_clouds(nodes, index, ptr, masses, dim_size)
         weights = torch.ones_like(clouds.masses) if masses is None else masses[order]
         size = clouds.sum(weights).unsqueeze(-1)  # (B, 1)
-        if self.pool is None:
-            shares, points = relaxed_pool(
-                nodes,
-                index,
-                ptr,
-                points=self.prototypes,
-                epsilon=self.epsilon * self.in_channels,  # normalised nodes have variance one in each feature
-                masses=masses,
-                dim_size=clouds.num_graphs,
-            )
-            received = shares if self.mass is None else shares * size  # (B, M)
-            sizes = [received]
-        else:
-            flat = self.pool(nodes, index, ptr, dim_size=clouds.num_graphs, masses=masses)
-            points = flat.view(clouds.num_graphs, self.num_points, self.in_channels)
-            received = size.expand(-1, self.num_points)  # (B, M), every point stands for the whole graph
-            sizes = [size] if self.mass == "append" else []
-        rows = self._structured(points, clouds)  # (B, M or M + 1, D)
-        if self.mass == "scale":
-            rows = rows * torch.cat([size, received], 1)[:, -rows.shape[1] :].unsqueeze(-1)
-        return _normalised(self.output_norm, torch.cat([rows.flatten(1), *sizes], 1))
+        received = self._received(nodes, index, ptr, masses, clouds.num_graphs)
+        counts = received.masses * size  # (B, M), how many nodes each point stands for
+        blocks = self._structured(received, clouds, size, counts)
+        rows = [values * count.unsqueeze(-1) if self.mass == "scale" else values for values, count in blocks]
+        columns = [torch.cat(rows, 1).flatten(1)]
+        if self.by == "free":
+            columns.append(received.masses if self.mass is None else counts)
+        elif self.mass == "append":
+            columns.append(size)
+        return _normalised(self.output_norm, torch.cat(columns, 1))
 
-    def _structured(self, points: Tensor, clouds: Clouds) -> Tensor:
-        """The points ``(B, M, D)`` in the coordinates asked for, ``(B, M or M + 1, D)``; an extra row is the first."""
+    def _received(
+        self, nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
+    ) -> Received:
+        """What the points stand for; variances of zero where the flow took them to the nodes themselves."""
+        if self.by == "flow":
+            flat = self.pool(nodes, index, ptr, dim_size=num_graphs, masses=masses)
+            points = flat.view(num_graphs, self.num_points, self.in_channels)
+            return Received(points.new_full(points.shape[:2], 1 / self.num_points), points, torch.zeros_like(points))
+        level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature
+        return transport_pool(
+            nodes,
+            index,
+            ptr,
+            points=self.reference,
+            epsilon=level,
+            free=self.by == "free",
+            masses=masses,
+            dim_size=num_graphs,
+        )
+
+    def _structured(self, received: Received, clouds: Clouds, size: Tensor, counts: Tensor) -> list[_Block]:
+        """The coordinates asked for, row by row, each with the number of nodes that it stands for."""
+        points = received.points
         if self.structure == "points":
-            return points
-        mean = clouds.mean().unsqueeze(1)  # (B, 1, D)
+            return [(points, counts)]
+        whole = clouds.mean().unsqueeze(1), size  # the graph as one row
+        deviations = points - whole[0]
         if self.structure == "deviations":
-            rows = torch.cat([mean, points - mean], 1)
-            return rows if self.free else rows[:, :-1]  # points of equal mass deviate by zero on average
-        if self.pool is None:
-            return points - self.prototypes
-        placed = mean + _radius(clouds)[:, None, None] * self.pool.reference.to(points.dtype)
-        return torch.cat([mean, points - placed], 1)
+            # Deviations of points with equal masses sum to zero.
+            return [whole, (deviations, counts) if self.by == "free" else (deviations[:, :-1], counts[:, :-1])]
+        if self.by == "flow":
+            return [whole, (deviations - _radius(clouds)[:, None, None] * self.pool.reference.to(points.dtype), counts)]
+        moved = points - self.reference, counts
+        return [moved] if self.structure == "displacement" else [moved, (received.variances, counts)]
 
     def extra_repr(self) -> str:
         return (
-            f"{self.in_channels}, num_points={self.num_points}, structure={self.structure!r}, mass={self.mass!r}, "
-            f"free={self.free}"
+            f"{self.in_channels}, num_points={self.num_points}, by={self.by!r}, structure={self.structure!r}, "
+            f"mass={self.mass!r}"
         )
 
 
-def _prototypes(reference: Literal["normal"] | Tensor, num_points: int, in_channels: int, seed: int) -> Tensor:
-    """The reference among nodes of variance one in each feature, ``(M, D)``."""
-    if isinstance(reference, str):
-        if reference != "normal":
-            raise ValueError(f"Unknown reference {reference!r}; pass 'normal' or a tensor (num_points, in_channels).")
-        reference = references.normal(num_points, in_channels, seed)
-    references.check(reference, in_channels)
-    if reference.shape[0] != num_points:
-        raise ValueError(f"reference has {reference.shape[0]} points, but num_points is {num_points}.")
-    return math.sqrt(in_channels) * reference.detach()
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"Unknown {name} {value!r}; pass {', '.join(choices)}.")
 
 
 def _radius(clouds: Clouds) -> Tensor:

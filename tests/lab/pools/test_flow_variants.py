@@ -14,6 +14,8 @@ from flowpool.lab.pools.flow_deviations import FlowDeviationsPool
 from flowpool.lab.pools.flow_free import FlowFreePool
 from flowpool.lab.pools.flow_kmeans import FlowKMeansPool
 from flowpool.lab.pools.flow_mahalanobis import FlowMahalanobisPool
+from flowpool.lab.pools.flow_step import FlowStepPool
+from flowpool.readout import FlowReadout
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = torch.randn(14, 3, generator=GENERATOR)
@@ -54,7 +56,7 @@ def test_trained_variants_pool_with_what_they_learned() -> None:
     assert torch.allclose(vector(attentive), expected.flatten(1), atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", [FlowMahalanobisPool, FlowAttentionPool, FlowFreePool])
+@pytest.mark.parametrize("variant", [FlowMahalanobisPool, FlowAttentionPool, FlowFreePool, FlowStepPool])
 def test_what_is_learned_gets_a_gradient(variant: type[FlowPool]) -> None:
     pool = seeded(variant)(3, 4, seed=1)
     pool.fit(NODES, BATCH)
@@ -92,3 +94,14 @@ def test_free_masses_count_the_nodes_around_each_prototype() -> None:
         for point in range(4):
             members = nodes[(graph == BATCH) & (kind == nearest[point])]
             assert torch.allclose(carried[point], (members - pool.reference[point].detach()).sum(0), atol=0.05)
+
+
+def test_the_step_is_what_the_readout_computes_between_its_normalisations() -> None:
+    normal = (NODES - NODES.mean(0)) / (NODES.var(0, correction=0) + 1e-5).sqrt()
+    pool = seeded(FlowStepPool)(3, 4, seed=1)
+    assert isinstance(pool, FlowStepPool)
+    readout = FlowReadout(3, 4, mass=None, reference=pool.reference.detach())
+    pool.fit(normal, BATCH)
+    columns = vector(pool, normal).detach()
+    expected = (columns - columns.mean(0)) / (columns.var(0, correction=0) + 1e-5).sqrt()
+    assert torch.allclose(readout(NODES, BATCH), expected, atol=1e-3)

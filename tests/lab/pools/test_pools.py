@@ -20,6 +20,7 @@ VECTOR_SIZE = {
     "tw": 8,
     "tfgw": 8,
     "flow-free": 25,
+    "flow-step": 40,
 }  # the others: POINTS * CHANNELS
 NODE_FILLED = {"sort", "topk", "sag", "haar"}  # one row needs one node
 FLOWS = {"flow", "flow-attention", "flow-kmeans", "flow-mahalanobis"}

@@ -21,6 +21,7 @@ from flowpool.lab.pools.flow_free import FlowFreePool
 from flowpool.lab.pools.flow_hierarchy import FlowHierarchyPool
 from flowpool.lab.pools.flow_kmeans import FlowKMeansPool
 from flowpool.lab.pools.flow_mahalanobis import FlowMahalanobisPool
+from flowpool.lab.pools.flow_step import FlowStepPool
 from flowpool.lab.pools.gmt import GMTPool
 from flowpool.lab.pools.haar import HaarPool
 from flowpool.lab.pools.mincut import MinCutPool
@@ -64,6 +65,7 @@ POOLS: dict[str, Builder] = {
     "flow-free": seeded(FlowFreePool),
     "flow-kmeans": seeded(FlowKMeansPool),
     "flow-mahalanobis": seeded(FlowMahalanobisPool),
+    "flow-step": seeded(FlowStepPool),
     "flow2": seeded(FlowHierarchyPool),
     "mean": seeded(lambda in_channels, _: ReducePool(in_channels, MeanAggregation())),
     "sum": seeded(lambda in_channels, _: ReducePool(in_channels, SumAggregation())),

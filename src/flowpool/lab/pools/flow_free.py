@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flowpool import references
 from flowpool.lab.pools.base import Pool, Readout, graph_sizes, no_loss
-from flowpool.relaxed import relaxed_pool
+from flowpool.transport import transport_pool
 
 
 class FlowFreePool(Pool):
@@ -33,8 +33,8 @@ class FlowFreePool(Pool):
         self.reference.copy_(mean + variance.sqrt() * references.kmeans(x, len(self.reference), self.seed))
 
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
-        shares, points = relaxed_pool(x, batch, points=self.reference, epsilon=self.epsilon, dim_size=num_graphs)
-        counts = shares * graph_sizes(batch, num_graphs).unsqueeze(1)  # (B, M)
+        received = transport_pool(x, batch, points=self.reference, epsilon=self.epsilon, free=True, dim_size=num_graphs)
+        counts = received.masses * graph_sizes(batch, num_graphs).unsqueeze(1)  # (B, M)
         # The mean of next to nothing says nothing: a sum is as loud as what was received.
-        carried = counts.unsqueeze(-1) * (points - self.reference)  # (B, M, D)
+        carried = counts.unsqueeze(-1) * (received.points - self.reference)  # (B, M, D)
         return Readout(torch.cat([counts, carried.flatten(1)], 1), no_loss(x))

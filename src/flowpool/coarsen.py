@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from flowpool import batching, costs, sinkhorn
 from flowpool.costs import CostFunction
+from flowpool.edges import check_edges, check_within
 from flowpool.frame import Frame, make_frame
 from flowpool.layer import FlowPool, Report
 from flowpool.measures import check_features, checked_index, make_clouds, require_like
@@ -142,11 +143,15 @@ class FlowCoarsen(nn.Module):
                 edges.
         """
         check_features(x)
-        _check_edges(edge_index, edge_weight, x)
+        check_edges(edge_index, x.shape[0])
+        if edge_index.device != x.device:
+            raise ValueError(f"edge_index is on {edge_index.device}, the nodes are on {x.device}; move one of them.")
+        if edge_weight is not None:
+            _check_weights(edge_weight, edge_index, x)
         node_batch = torch.zeros_like(x[:, 0], dtype=torch.long)
         if batch is not None:
             node_batch = checked_index(batch, x.shape[0], dim_size).to(x.device)
-        _check_within(edge_index, node_batch)
+        check_within(edge_index, node_batch)
 
         pooled = self.pool.pooled(x, batch, dim_size=dim_size)
         self.pool._conclude(pooled)
@@ -247,23 +252,7 @@ def _all_pairs(edge_index: Tensor, node_batch: Tensor, num_graphs: int, num_poin
     return (num_points * chosen[None, :, None] + pairs[:, None, :]).flatten(1), chosen
 
 
-def _check_edges(edge_index: Tensor, edge_weight: Tensor | None, x: Tensor) -> None:
-    if not isinstance(edge_index, Tensor) or edge_index.dtype != torch.int64:
-        found = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise TypeError(f"edge_index is {found}; pass an integer tensor (torch.long) of shape (2, num_edges).")
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}; expected (2, num_edges).")
-    if edge_index.device != x.device:
-        raise ValueError(f"edge_index is on {edge_index.device}, the nodes are on {x.device}; move one of them.")
-    outside = ((edge_index < 0) | (edge_index >= x.shape[0])).any(0)
-    if bool(outside.any()):
-        edge = int(outside.nonzero()[0])
-        raise ValueError(
-            f"{int(outside.sum())} edges name nodes that are not there (first: edge {edge}, "
-            f"{int(edge_index[0, edge])} to {int(edge_index[1, edge])}); the nodes are 0 to {x.shape[0] - 1}."
-        )
-    if edge_weight is None:
-        return
+def _check_weights(edge_weight: Tensor, edge_index: Tensor, x: Tensor) -> None:
     if not isinstance(edge_weight, Tensor):
         raise TypeError(f"edge_weight is a {type(edge_weight).__name__}; pass a tensor of shape (num_edges,), or None.")
     if edge_weight.shape != edge_index.shape[1:]:
@@ -271,14 +260,3 @@ def _check_edges(edge_index: Tensor, edge_weight: Tensor | None, x: Tensor) -> N
             f"edge_weight has shape {tuple(edge_weight.shape)}; expected ({edge_index.shape[1]},), one number per edge."
         )
     require_like(edge_weight, x, "edge_weight")
-
-
-def _check_within(edge_index: Tensor, node_batch: Tensor) -> None:
-    source, target = node_batch[edge_index]
-    across = source != target
-    if bool(across.any()):
-        edge = int(across.nonzero()[0])
-        raise ValueError(
-            f"{int(across.sum())} edges join different graphs (first: edge {edge}, from graph {int(source[edge])} to "
-            f"graph {int(target[edge])}). Give linked nodes the same graph in batch."
-        )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import degree as count
 from torch_geometric.utils import scatter, softmax
 
+from flowpool.edges import check_edges, check_within
 from flowpool.measures import checked_index
 
 _ERROR = 1e-12  # of PageRank, in the sum of absolute values
@@ -28,7 +29,7 @@ def degree(edge_index: Tensor, num_nodes: int) -> Tensor:
         edge_index: ``(2, E)``; each undirected edge in both directions.
         num_nodes: N.
     """
-    _check_edges(edge_index, num_nodes)
+    check_edges(edge_index, num_nodes)
     result: Tensor = 1 + count(edge_index[1], num_nodes, torch.get_default_dtype())
     return result
 
@@ -48,15 +49,9 @@ def pagerank(edge_index: Tensor, batch: Tensor, damping: float = 0.85) -> Tensor
     if not 0 <= damping < 1:
         raise ValueError(f"damping is {damping}; pass a value from 0 to below 1, like 0.85.")
     graph = checked_index(batch, batch.shape[0], None)
-    _check_edges(edge_index, len(graph))
+    check_edges(edge_index, len(graph))
+    check_within(edge_index, graph)
     source, target = edge_index
-    crossing = graph[source] != graph[target]
-    if bool(crossing.any()):
-        edge = int(crossing.nonzero()[0])
-        raise ValueError(
-            f"Edge {edge} leads from node {int(source[edge])} of graph {int(graph[source[edge]])} to node "
-            f"{int(target[edge])} of graph {int(graph[target[edge]])}; edges stay within their graph."
-        )
     num_graphs = int(graph.max()) + 1 if len(graph) else 0
     fair = count(graph, num_graphs, torch.float64)[graph].reciprocal()  # (N,), 1 / N_g
     leaving = count(source, len(graph), torch.float64)  # (N,)
@@ -95,14 +90,3 @@ class Attention(nn.Module):
         shares: Tensor = softmax(self.score(x).squeeze(-1), graph, num_nodes=num_graphs)
         sizes: Tensor = count(graph, num_graphs, shares.dtype)  # (B,)
         return shares * sizes[graph]
-
-
-def _check_edges(edge_index: Tensor, num_nodes: int) -> None:
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
-        raise ValueError(
-            f"edge_index is {edge_index.dtype} {tuple(edge_index.shape)}; expected node numbers, (2, num_edges)."
-        )
-    wrong = (edge_index < 0) | (edge_index >= num_nodes)
-    if bool(wrong.any()):
-        edge = int(wrong.any(0).nonzero()[0])
-        raise ValueError(f"Edge {edge} is {tuple(edge_index[:, edge].tolist())}, but there are {num_nodes} nodes.")

@@ -28,6 +28,7 @@ _NOTHING = 1e-30  # share of a graph below which a point is told to have receive
 _PRECISION = 1e-10  # of the shares, in units of 1/M; the last Newton step squares it
 _ROUGH = 0.1  # the same, before epsilon is lowered further
 _COOLING = 4.0
+_MOST_PRODUCTS = 2**23
 _WIDE = 30.0  # range of the scores of a node, in units of epsilon, above which epsilon is approached from above
 _MAX_STEPS = 200
 _ROUNDING = 1e-14  # keeps the Hessian of a plan that leaves no doubt factorisable
@@ -103,16 +104,27 @@ def transport_pool(
         scores = scores + _potential(clouds, scores)[clouds.batch]
     plan = _plan(clouds, scores)  # (N, M), P^T
 
-    received = clouds.sum(plan)  # (B, M)
-    share = received.unsqueeze(-1) + _NOTHING
-    means, squares = [], []
-    for part, point in zip(plan.unbind(-1), nearby, strict=True):  # for there may be no room for (N, M, D)
-        offset = centred - point
-        means.append(clouds.sum(part.unsqueeze(-1) * offset))
-        squares.append(clouds.sum(part.unsqueeze(-1) * offset.square()))
-    shift = torch.stack(means, 1) / share  # (B, M, D), from the point to the mean of what it received
-    variances = torch.stack(squares, 1) / share - shift.square()
-    return Received(*(value.to(nodes.dtype) for value in (received, reference + shift, variances)))
+    received = clouds.sum(plan).unsqueeze(-1)  # (B, M, 1)
+    mean = clouds.mean().unsqueeze(1)  # (B, 1, D)
+    deviations = clouds.nodes - mean.squeeze(1)[clouds.batch]  # whose squares are as small as they can be
+    first = _sums_of_products(clouds, plan, deviations) + _NOTHING * (nearby - mean)  # (B, M, D)
+    second = _sums_of_products(clouds, plan, deviations.square())
+    shift = first / (received + _NOTHING)
+    variances = (second - received * shift.square()) / (received + _NOTHING)
+    values = received.squeeze(-1), middle + mean + shift, variances
+    return Received(*(value.to(nodes.dtype) for value in values))
+
+
+def _sums_of_products(clouds: Clouds, left: Tensor, right: Tensor) -> Tensor:
+    """Sum of the outer products of the rows ``(N, K)`` and ``(N, L)`` over each graph, ``(B, K, L)``."""
+    num_nodes, width = len(left), left.shape[1] * right.shape[1]
+    block = max(1, _MOST_PRODUCTS // width)
+    total = left.new_zeros(clouds.num_graphs, width)
+    for start in range(0, num_nodes, block) if num_nodes > block else (0,):
+        rows = slice(start, start + block)
+        products = left[rows].unsqueeze(-1) * right[rows].unsqueeze(-2)  # there may be no room for all of them
+        total = total.index_add(0, clouds.batch[rows], products.flatten(1))
+    return total.view(clouds.num_graphs, left.shape[1], right.shape[1])
 
 
 def _plan(clouds: Clouds, scores: Tensor) -> Tensor:
@@ -182,7 +194,7 @@ def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor) -> tuple[T
     plan = _plan(clouds, scores + potential[clouds.batch])  # (N, M)
     received = clouds.sum(plan)
     portions = plan / clouds.masses.unsqueeze(-1).clamp(min=_NOTHING)
-    shared = torch.stack([clouds.sum(plan * portion.unsqueeze(-1)) for portion in portions.unbind(-1)], 1)
+    shared = _sums_of_products(clouds, plan, portions)  # (B, M, M)
     # The constant is free and changes nothing; the outer product ties it down.
     hessian = torch.diag_embed(received) - shared + received.unsqueeze(-1) * received.unsqueeze(-2)
     ridge = _ROUNDING * torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)

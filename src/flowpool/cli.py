@@ -49,7 +49,9 @@ def plain_errors() -> Iterator[None]:
 def evaluate(
     dataset: Annotated[str, typer.Argument(help="Name of the dataset, or SHAPES; see flowpool data.")] = "MUTAG",
     pools: Annotated[str, typer.Option(help="Pools to compare, separated by commas, or all.")] = "flow,sort,sum,mean",
-    backbone: Annotated[Literal["sgc", "gin", "blind"], typer.Option(help="What stands before the pool.")] = "sgc",
+    backbone: Annotated[
+        Literal["sgc", "gin", "blind", "linear"], typer.Option(help="What stands before the pool.")
+    ] = "sgc",
     propagation: Annotated[
         Literal["normalised", "raw"] | None, typer.Option(help="How sgc propagates.", show_default="normalised")
     ] = None,

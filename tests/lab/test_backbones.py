@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flowpool.lab.backbones import GIN, build_backbone, prepare, propagate
-from flowpool.lab.datasets import GraphDataset, load_dataset
+from flowpool.lab.datasets import GraphDataset, load_dataset, make_shapes
 from flowpool.lab.leakproof import subset
 
 
@@ -73,6 +73,18 @@ def test_the_blind_baseline_sees_no_edge_and_each_node_by_itself() -> None:
     together = backbone(batch.x, batch.edge_index)
     weight, bias = backbone.parameters()
     torch.testing.assert_close(together, (batch.x @ weight.T + bias).clamp(min=0))
+
+
+def test_the_linear_backbone_leaves_a_mean_blind_for_shapes() -> None:
+    """Clouds with the same mean and covariance: after a linear layer their means are equal, the clouds are not."""
+    prepared = prepare(make_shapes(1), "linear", None)
+    assert prepared.edge_index.shape == (2, 0)
+    batch = prepared.batch(range(10))
+    nodes = build_backbone("linear", 3, 4)(batch.x, batch.edge_index)
+    means = torch.stack([nodes[batch.batch == graph].mean(0) for graph in range(10)])
+    torch.testing.assert_close(means, means[:1].expand(10, -1), atol=1e-5, rtol=0)
+    largest = torch.stack([nodes[batch.batch == graph].amax(0) for graph in range(10)])
+    assert float(largest.std(0).min()) > 0.05
 
 
 def test_gin_gets_the_dataset_as_it_is() -> None:

@@ -15,7 +15,7 @@ from torch_geometric.nn import GINConv
 
 from flowpool.lab.datasets import GraphDataset
 
-Backbone = Literal["sgc", "gin", "blind"]
+Backbone = Literal["sgc", "gin", "blind", "linear"]
 Propagation = Literal["normalised", "raw"]
 
 POWER = 2  # K of the paper's SGC layer
@@ -27,14 +27,14 @@ def prepare(dataset: GraphDataset, backbone: Backbone, propagation: Propagation 
 
     Args:
         dataset: as it was loaded.
-        backbone: ``"sgc"``: propagated features. ``"gin"``: unchanged. ``"blind"``: without edges, so that neither
-            the backbone nor the pool can see the structure.
+        backbone: ``"sgc"``: propagated features. ``"gin"``: unchanged. ``"blind"``, ``"linear"``: without edges, so
+            that neither the backbone nor the pool can see the structure.
         propagation: how SGC propagates; None for the other backbones, which have nothing to propagate.
     """
     check_backbone(backbone, propagation)
     if propagation is not None:
         return replace(dataset, features=propagate(dataset, propagation))
-    if backbone == "blind":
+    if backbone in ("blind", "linear"):
         return replace(dataset, edge_index=dataset.edge_index[:, :0], edge_ptr=torch.zeros_like(dataset.edge_ptr))
     return dataset
 
@@ -68,7 +68,7 @@ def propagate(dataset: GraphDataset, propagation: Propagation, power: int = POWE
 
 def build_backbone(backbone: Backbone, in_channels: int, channels: int) -> nn.Module:
     """The trained part: a module that maps ``(N, in_channels)`` and ``(2, E)`` to ``(N, channels)``."""
-    makers = {"sgc": SGC, "gin": GIN, "blind": Blind}
+    makers = {"sgc": Linear, "gin": GIN, "blind": Blind, "linear": Linear}
     module: nn.Module = makers[backbone](in_channels, channels)
     return module
 
@@ -83,8 +83,11 @@ def check_backbone(backbone: str, propagation: str | None) -> None:
         raise ValueError(f"Propagation {propagation!r} belongs to the backbone sgc; {backbone} has none.")
 
 
-class SGC(nn.Module):
-    """The linear layer of SGC; its propagation has no parameters and was done by `prepare`."""
+class Linear(nn.Module):
+    """One linear layer on each node by itself, after which a mean or a sum knows the first moment and nothing else.
+
+    Also what is left of SGC: its propagation has no parameters and was done by `prepare`.
+    """
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__()

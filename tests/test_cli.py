@@ -174,6 +174,13 @@ def test_kept_prints_and_writes_how_near_the_points_are() -> None:
     assert Path("k/kept.png").exists()
 
 
+def test_kept_reads_every_dataset_before_it_measures_one() -> None:
+    result = run("kept", "SHAPES", "NOWHERE", "--count", "6", "--out", "k")
+    assert result.exit_code == 2
+    assert "Dataset 'NOWHERE' is not here" in result.output
+    assert "6/6" not in result.output and not Path("k").exists()
+
+
 def test_kept_refuses_what_it_cannot_do() -> None:
     result = run("kept", "MUTAG", "--count", "0")
     assert result.exit_code == 2

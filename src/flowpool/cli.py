@@ -215,16 +215,16 @@ def kept(
     with plain_errors():
         from rich.table import Table
 
-        from flowpool.lab.datasets import load_dataset
+        from flowpool.lab.evaluate import load_graphs
         from flowpool.lab.figures import style
         from flowpool.lab.kept import cloud_pools, kept_plot, kept_table, write_csv
 
+        chosen = [load_graphs(name, None if data is None else str(data)) for name in datasets or ["MUTAG"]]
         rows = []
         with _progress() as progress:
-            for name in datasets or ["MUTAG"]:
-                dataset = load_dataset(name, None if data is None else str(data))
+            for dataset in chosen:
                 total = len(dataset) if count is None else min(count, len(dataset))
-                bar = progress.add_task(name, total=total, doing="")
+                bar = progress.add_task(dataset.name, total=total, doing="")
                 rows += kept_table(
                     dataset,
                     cloud_pools(),

@@ -16,7 +16,8 @@ marginal of the points is whatever comes out (semi-relaxed transport): nothing i
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +29,6 @@ _NOTHING = 1e-30  # share of a graph below which a point is told to have receive
 _PRECISION = 1e-10  # of the shares, in units of 1/M; the last Newton step squares it
 _ROUGH = 0.1  # the same, before epsilon is lowered further
 _COOLING = 4.0
-_MOST_PRODUCTS = 2**23
 _WIDE = 30.0  # range of the scores of a node, in units of epsilon, above which epsilon is approached from above
 _MAX_STEPS = 200
 _ROUNDING = 1e-14  # keeps the Hessian of a plan that leaves no doubt factorisable
@@ -107,24 +107,56 @@ def transport_pool(
     received = clouds.sum(plan).unsqueeze(-1)  # (B, M, 1)
     mean = clouds.mean().unsqueeze(1)  # (B, 1, D)
     deviations = clouds.nodes - mean.squeeze(1)[clouds.batch]  # whose squares are as small as they can be
-    first = _sums_of_products(clouds, plan, deviations) + _NOTHING * (nearby - mean)  # (B, M, D)
-    second = _sums_of_products(clouds, plan, deviations.square())
+    first = _sums_of_products(plan, deviations, clouds.ptr) + _NOTHING * (nearby - mean)  # (B, M, D)
+    second = _sums_of_products(plan, deviations.square(), clouds.ptr)
     shift = first / (received + _NOTHING)
     variances = (second - received * shift.square()) / (received + _NOTHING)
     values = received.squeeze(-1), middle + mean + shift, variances
     return Received(*(value.to(nodes.dtype) for value in values))
 
 
-def _sums_of_products(clouds: Clouds, left: Tensor, right: Tensor) -> Tensor:
-    """Sum of the outer products of the rows ``(N, K)`` and ``(N, L)`` over each graph, ``(B, K, L)``."""
-    num_nodes, width = len(left), left.shape[1] * right.shape[1]
-    block = max(1, _MOST_PRODUCTS // width)
-    total = left.new_zeros(clouds.num_graphs, width)
-    for start in range(0, num_nodes, block) if num_nodes > block else (0,):
-        rows = slice(start, start + block)
-        products = left[rows].unsqueeze(-1) * right[rows].unsqueeze(-2)  # there may be no room for all of them
-        total = total.index_add(0, clouds.batch[rows], products.flatten(1))
-    return total.view(clouds.num_graphs, left.shape[1], right.shape[1])
+@torch.library.custom_op("flowpool::sums_of_products", mutates_args=())
+def _sums_of_products(left: Tensor, right: Tensor, ptr: Tensor) -> Tensor:
+    """Sum of the outer products of the rows ``(N, K)`` and ``(N, L)`` over each graph, ``(B, K, L)``.
+
+    One product of matrices per graph: there may be no room for all outer products, and sorting them back into graphs
+    takes longer than computing them.
+    """
+    total = left.new_zeros(ptr.shape[0] - 1, left.shape[1], right.shape[1])
+    for graph, (start, end) in enumerate(pairwise(ptr.tolist())):
+        torch.mm(left[start:end].T, right[start:end], out=total[graph])
+    return total
+
+
+@torch.library.custom_op("flowpool::products_of_rows", mutates_args=())
+def _products_of_rows(rows: Tensor, matrices: Tensor, ptr: Tensor) -> Tensor:
+    """Each row ``(N, K)`` times the matrix of its graph ``(B, K, L)``, ``(N, L)``."""
+    products = rows.new_empty(rows.shape[0], matrices.shape[2])
+    for graph, (start, end) in enumerate(pairwise(ptr.tolist())):
+        torch.mm(rows[start:end], matrices[graph], out=products[start:end])
+    return products
+
+
+@_sums_of_products.register_fake
+def _(left: Tensor, right: Tensor, ptr: Tensor) -> Tensor:
+    return left.new_empty(ptr.shape[0] - 1, left.shape[1], right.shape[1])
+
+
+@_products_of_rows.register_fake
+def _(rows: Tensor, matrices: Tensor, ptr: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], matrices.shape[2])
+
+
+def _keep_factors(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate_sums(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+    left, right, ptr = ctx.saved_tensors
+    return _products_of_rows(right, upstream.mT, ptr), _products_of_rows(left, upstream, ptr), None
+
+
+_sums_of_products.register_autograd(_differentiate_sums, setup_context=_keep_factors)
 
 
 def _plan(clouds: Clouds, scores: Tensor) -> Tensor:
@@ -194,7 +226,7 @@ def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor) -> tuple[T
     plan = _plan(clouds, scores + potential[clouds.batch])  # (N, M)
     received = clouds.sum(plan)
     portions = plan / clouds.masses.unsqueeze(-1).clamp(min=_NOTHING)
-    shared = _sums_of_products(clouds, plan, portions)  # (B, M, M)
+    shared = _sums_of_products(plan, portions, clouds.ptr)  # (B, M, M)
     # The constant is free and changes nothing; the outer product ties it down.
     hessian = torch.diag_embed(received) - shared + received.unsqueeze(-1) * received.unsqueeze(-2)
     ridge = _ROUNDING * torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)

@@ -121,10 +121,12 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
             if exact:
                 solve_model(count, dimension, lead, work.factor, work.pivots, track.right, track.newton, work)
             else:
+                for p in range(0, numbers, WIDTH):
+                    store(track.newton, 0, p, splat(0.0))
                 usable = usable and conjugate_gradients(
                     coordinates, cloud.weighted, length, hull, dimension, lead, here.points, count, point_masses,
-                    epsilon, 0.0, PRECISION if attempt == 0 else ROUGH, work.factor, work.pivots, track.right,
-                    track.newton, track, work,
+                    epsilon, 0.0, PRECISION if attempt == 0 else ROUGH, math.inf, False, work.factor, work.pivots,
+                    track.right, track.newton, track, work,
                 ) > 0.0  # fmt: skip
             if attempt == 0:
                 copy(track.newton, solution, numbers)

@@ -70,64 +70,88 @@ def answer(  # type: ignore[no-untyped-def]
         if clock.purpose == JUMPING:
             clock.flattest = min(clock.flattest, smallest_pivot(work.inverse, count) * count / 2.0)
     if not clock.definite:
+        clock.flattest = 0.0
         return
     if exact:
         solve_model(count, dimension, lead, factor, pivots, track.right, track.solution, work)
-    else:
-        curvature = conjugate_gradients(
-            nodes, weighted, length, hull, dimension, lead, track.here.points, count, point_masses, epsilon, clock.shift,
-            clock.precision, factor, pivots, track.right, track.solution, track, work,
-        )  # fmt: skip
-        clock.definite = curvature > 0.0
-        clock.flattest = min(clock.flattest, curvature)
+        return
+    if not clock.guessed:
+        for p in range(0, count * padded(dimension), WIDTH):
+            store(track.solution, 0, p, splat(0.0))
+    curvature = conjugate_gradients(
+        nodes, weighted, length, hull, dimension, lead, track.here.points, count, point_masses, epsilon, clock.shift,
+        clock.precision, clock.longest, clock.guessed, factor, pivots, track.right, track.solution, track, work,
+    )  # fmt: skip
+    clock.definite = curvature > 0.0
+    clock.flattest = min(clock.flattest, curvature)
+
+
+@kernel
+def shifted_product(  # type: ignore[no-untyped-def]
+    nodes, weighted, length, hull, dimension, points, count, point_masses, epsilon, shift, direction, work, result
+):
+    """Fills ``result`` with ``(H + shift diag(2 a)) W``."""
+    stay_apart()
+    hessian_product(nodes, weighted, length, hull, dimension, points, count, direction, epsilon, work, result)
+    for i in range(count):
+        push = splat(2.0 * shift * point_masses[0, i])
+        for c in range(0, padded(dimension), WIDTH):
+            store(result, i, c, fma(push, load(direction, i, c), load(result, i, c)))
 
 
 @kernel
 def conjugate_gradients(  # type: ignore[no-untyped-def]
-    nodes, weighted, length, hull, dimension, lead, points, count, point_masses, epsilon, shift, precision,
-    factor, pivots, right, solution, track, work,
+    nodes, weighted, length, hull, dimension, lead, points, count, point_masses, epsilon, shift, precision, longest,
+    guessed, factor, pivots, right, solution, track, work,
 ):  # fmt: skip
-    """Smallest curvature met, relative to ``diag(2 a)``; fills ``solution`` of ``(H + shift diag(2 a)) w = right``.
+    """Smallest curvature met, relative to ``diag(2 a)``; improves ``solution`` of ``(H + shift diag(2 a)) w = right``.
 
     It is not positive, and the solution of no use, if the matrix is not positive definite.
 
     Args:
-        factor, pivots: of the model in the leading coordinates; that of the others is in ``work.small``.
         precision: relative size of the rest, in the metric of the model, at which to stop.
+        longest: length of the solution at which to stop.
+        guessed: whether the solution is a guess; it is zero otherwise.
+        factor, pivots: of the model in the leading coordinates; that of the others is in ``work.small``.
         track: scratch.
     """
     stay_apart()
     rest, search, image, ready = track.rest, track.search, track.image, track.ready
     numbers = count * padded(dimension)
-    for p in range(0, numbers, WIDTH):
-        store(solution, 0, p, splat(0.0))
     copy(right, rest, numbers)
     solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
     strength = inner_product(rest, ready, numbers)
     goal = precision * precision * strength
+    if guessed:
+        shifted_product(
+            nodes, weighted, length, hull, dimension, points, count, point_masses, epsilon, shift, solution, work, image
+        )
+        combine(rest, -1.0, image, rest, numbers)
+        solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
+        strength = inner_product(rest, ready, numbers)
     copy(ready, search, numbers)
     flattest = math.inf
     for _ in range(MAX_ITERATIONS):
         if not strength > goal:
             break
-        hessian_product(nodes, weighted, length, hull, dimension, points, count, search, epsilon, work, image)
-        for i in range(count):
-            push = splat(2.0 * shift * point_masses[0, i])
-            for c in range(0, padded(dimension), WIDTH):
-                store(image, i, c, fma(push, load(search, i, c), load(image, i, c)))
+        shifted_product(
+            nodes, weighted, length, hull, dimension, points, count, point_masses, epsilon, shift, search, work, image
+        )
         curvature = inner_product(search, image, numbers)
-        if not curvature > 0.0:
-            return -1.0
         weight = 0.0
         for i in range(count):
             for e in range(dimension):
                 weight += 2.0 * point_masses[0, i] * search[i, e] * search[i, e]
+        if not curvature > 0.0:
+            return curvature / weight if curvature <= 0.0 else -math.inf
         flattest = min(flattest, curvature / weight)
         step = strength / curvature
         combine(solution, step, search, solution, numbers)
+        if inner_product(solution, solution, numbers) > longest * longest:
+            break
         combine(rest, -step, image, rest, numbers)
         solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
         following = inner_product(rest, ready, numbers)
         combine(ready, following / strength, search, search, numbers)
         strength = following
-    return flattest if strength < math.inf else -1.0
+    return flattest if strength < math.inf else -math.inf

@@ -84,6 +84,7 @@ def solve_graphs(  # type: ignore[no-untyped-def]
         clock.asked = 0
         clock.step = 0.1
         clock.singular = False
+        clock.jumped = False
         while counter[0] >= 0:
             request = advance(clock, track, count, dimension, point_masses, tolerance, max_steps)
             if request == EVALUATE:

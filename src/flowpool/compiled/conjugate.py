@@ -19,6 +19,7 @@ from flowpool.compiled.rows import stay_apart
 
 MAX_ITERATIONS = 500
 _RIDGE = 1e-9  # keeps the model definite where two points have met
+_BLURRED = 1e-5  # curvature, relative to the Hessian's scale 2 a_i, that products in float32 cannot tell from zero
 _OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact
 
 
@@ -60,58 +61,61 @@ def solve_model(count, dimension, lead, factor, pivots, right, solution, work): 
 
 @kernel
 def answer(  # type: ignore[no-untyped-def]
-    clock, track, nodes, weighted, length, hull, dimension, lead, exact, count, point_masses, epsilon, work
+    clock, track, cloud, dimension, lead, exact, count, epsilon, work
 ):
     """Solves the system that the flow asks for."""
     stay_apart()
+    point_masses = cloud.point_masses
     factor, pivots = prepare_factor(clock, count, lead, point_masses, work)
     if lead < dimension and clock.definite:
         clock.definite = precondition(count, point_masses, clock.shift, work)
         if clock.purpose == JUMPING:
             clock.flattest = min(clock.flattest, smallest_pivot(work.inverse, count) * count / 2.0)
     if not clock.definite:
-        clock.flattest = 0.0
         return
     if exact:
         solve_model(count, dimension, lead, factor, pivots, track.right, track.solution, work)
         return
-    if not clock.guessed:
-        for p in range(0, count * padded(dimension), WIDTH):
-            store(track.solution, 0, p, splat(0.0))
     curvature = conjugate_gradients(
-        nodes, weighted, length, hull, dimension, lead, track.here.points, count, point_masses, epsilon, clock.shift,
-        clock.precision, clock.longest, clock.guessed, factor, pivots, track.right, track.solution, track, work,
+        cloud, dimension, lead, track.here.points, count, epsilon, clock.shift, clock.precision, clock.longest,
+        clock.guessed, False, factor, pivots, track.right, track.solution, track, work,
     )  # fmt: skip
+    if abs(curvature) < _BLURRED:
+        curvature = conjugate_gradients(
+            cloud, dimension, lead, track.here.points, count, epsilon, clock.shift, clock.precision, clock.longest,
+            False, True, factor, pivots, track.right, track.solution, track, work,
+        )  # fmt: skip
     clock.definite = curvature > 0.0
     clock.flattest = min(clock.flattest, curvature)
 
 
 @kernel
 def shifted_product(  # type: ignore[no-untyped-def]
-    nodes, weighted, length, hull, dimension, points, count, point_masses, epsilon, shift, direction, work, result
+    cloud, dimension, points, count, epsilon, shift, fine, direction, work, result
 ):
     """Fills ``result`` with ``(H + shift diag(2 a)) W``."""
     stay_apart()
-    hessian_product(nodes, weighted, length, hull, dimension, points, count, direction, epsilon, work, result)
+    hessian_product(cloud, dimension, points, count, direction, epsilon, fine, work, result)
     for i in range(count):
-        push = splat(2.0 * shift * point_masses[0, i])
+        push = splat(2.0 * shift * cloud.point_masses[0, i])
         for c in range(0, padded(dimension), WIDTH):
             store(result, i, c, fma(push, load(direction, i, c), load(result, i, c)))
 
 
 @kernel
 def conjugate_gradients(  # type: ignore[no-untyped-def]
-    nodes, weighted, length, hull, dimension, lead, points, count, point_masses, epsilon, shift, precision, longest,
-    guessed, factor, pivots, right, solution, track, work,
+    cloud, dimension, lead, points, count, epsilon, shift, precision, longest, guessed, fine, factor, pivots, right,
+    solution, track, work,
 ):  # fmt: skip
-    """Smallest curvature met, relative to ``diag(2 a)``; improves ``solution`` of ``(H + shift diag(2 a)) w = right``.
+    """Smallest curvature met, relative to ``diag(2 a)``; fills ``solution`` of ``(H + shift diag(2 a)) w = right``.
 
     It is not positive, and the solution of no use, if the matrix is not positive definite.
 
     Args:
         precision: relative size of the rest, in the metric of the model, at which to stop.
         longest: length of the solution at which to stop.
-        guessed: whether the solution is a guess; it is zero otherwise.
+        guessed: whether the solution is a guess already.
+        fine: products in float64.
         factor, pivots: of the model in the leading coordinates; that of the others is in ``work.small``.
         track: scratch.
     """
@@ -123,25 +127,24 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
     strength = inner_product(rest, ready, numbers)
     goal = precision * precision * strength
     if guessed:
-        shifted_product(
-            nodes, weighted, length, hull, dimension, points, count, point_masses, epsilon, shift, solution, work, image
-        )
+        shifted_product(cloud, dimension, points, count, epsilon, shift, fine, solution, work, image)
         combine(rest, -1.0, image, rest, numbers)
         solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
         strength = inner_product(rest, ready, numbers)
+    else:
+        for p in range(0, numbers, WIDTH):
+            store(solution, 0, p, splat(0.0))
     copy(ready, search, numbers)
     flattest = math.inf
     for _ in range(MAX_ITERATIONS):
         if not strength > goal:
             break
-        shifted_product(
-            nodes, weighted, length, hull, dimension, points, count, point_masses, epsilon, shift, search, work, image
-        )
+        shifted_product(cloud, dimension, points, count, epsilon, shift, fine, search, work, image)
         curvature = inner_product(search, image, numbers)
         weight = 0.0
         for i in range(count):
             for e in range(dimension):
-                weight += 2.0 * point_masses[0, i] * search[i, e] * search[i, e]
+                weight += 2.0 * cloud.point_masses[0, i] * search[i, e] * search[i, e]
         if not curvature > 0.0:
             return curvature / weight if curvature <= 0.0 else -math.inf
         flattest = min(flattest, curvature / weight)

@@ -23,7 +23,7 @@ from flowpool.compiled.jit import announce, entry
 from flowpool.compiled.lanes import WIDTH, multiply, store
 from flowpool.compiled.lanes import load as load_lanes
 from flowpool.compiled.linear import padded, row_products
-from flowpool.compiled.product import cost_changes, plan_changes
+from flowpool.compiled.product import cost_changes, plan_changes, scale_direction
 from flowpool.compiled.rows import draw, part, rows_of, stay_apart
 from flowpool.compiled.scratch import make_track, make_work, place_track, place_work, reserve
 from flowpool.compiled.self_transport import solve_self_transport
@@ -49,7 +49,8 @@ def _place_block(places: NDArray[np.int64], count: int, features: int) -> int:
     used = reserve(places, 10, 1, used, pairs, columns)
     used = reserve(places, 11, 1, used, count, count)
     used = reserve(places, 12, 1, used, count, features)
-    return int(reserve(places, 13, 3, used, 1, max(count, features)))
+    used = reserve(places, 13, 3, used, 1, max(count, features))
+    return int(reserve(places, 16, 1, used, count, features + 1))
 
 
 @entry
@@ -85,6 +86,8 @@ def sweep(  # type: ignore[no-untyped-def]
     rows = part(buffer, places[14, 0], places[14, 1])
     right = part(buffer, places[15, 0], places[15, 1])
     scaled_rows, point_rows, way, found_step = rows_of(scaled), rows_of(points), rows_of(direction), rows_of(step)
+    scaled_way = part(buffer, places[16, 0], places[16, 1])
+    scale_direction(point_rows, way, count, features, epsilon, scaled_way)
     for i in range(count):
         ones[0, i] = 1.0
     number = nodes.shape[0]
@@ -134,26 +137,15 @@ def sweep(  # type: ignore[no-untyped-def]
                         partial[chunk, p * columns + k] += moments[p, k]
             else:
                 cost_changes(
-                    coordinates,
-                    length,
-                    features,
-                    features,
-                    point_rows,
-                    count,
-                    way,
-                    conditional,
-                    plan,
-                    change,
-                    dual,
-                    right,
+                    coordinates, length, features, features, count, scaled_way, conditional, plan, change, dual, right
                 )
                 if mode == _RESPONSE:
                     for i in range(count):
                         partial[chunk, i] += right[0, i]
                 else:
-                    plan_changes(length, count, epsilon, found_step, conditional, change, dual)
+                    plan_changes(length, count, found_step, conditional, conditional, change, dual)
                     for j in range(size):
-                        grad_masses[begin + j] = -dual[0, j]
+                        grad_masses[begin + j] = -epsilon * dual[0, j]
                         for d in range(features):
                             value = 0.0
                             for i in range(count):

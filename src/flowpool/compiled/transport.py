@@ -19,6 +19,7 @@ from flowpool.compiled.lanes import (
     load,
     multiply,
     splat,
+    spread,
     store,
     subtract,
 )
@@ -47,34 +48,41 @@ def scale_rows(dimension, points, count, potential, epsilon, scaled):  # type: i
         scaled[i, dimension] = (potential[0, i] - square) / epsilon
 
 
+@shared
+def affine(nodes, hull, dimension, count, scaled, result, j):  # type: ignore[no-untyped-def]
+    """``result_ij = scaled_iQ + sum_e scaled_ie y_je`` for the nodes that are taken at a time from j on, in either precision."""
+    last = count // 4 * 4
+    for i in range(0, last, 4):
+        first = spread(result, scaled[i, dimension])
+        second = spread(result, scaled[i + 1, dimension])
+        third = spread(result, scaled[i + 2, dimension])
+        fourth = spread(result, scaled[i + 3, dimension])
+        for e in range(hull):
+            value = load(nodes, e + 1, j)
+            first = fma(spread(result, scaled[i, e]), value, first)
+            second = fma(spread(result, scaled[i + 1, e]), value, second)
+            third = fma(spread(result, scaled[i + 2, e]), value, third)
+            fourth = fma(spread(result, scaled[i + 3, e]), value, fourth)
+        store(result, i, j, first)
+        store(result, i + 1, j, second)
+        store(result, i + 2, j, third)
+        store(result, i + 3, j, fourth)
+    for i in range(last, count):
+        first = spread(result, scaled[i, dimension])
+        for e in range(hull):
+            first = fma(spread(result, scaled[i, e]), load(nodes, e + 1, j), first)
+        store(result, i, j, first)
+
+
 @kernel
 def gibbs(nodes, length, hull, dimension, count, scaled, gibbs_rows, tops):  # type: ignore[no-untyped-def]
     """Fills K, ``(M, N)``, each column with largest entry one, and the logarithms of what they were divided by."""
     stay_apart()
     for j in range(0, length, WIDTH):
+        affine(nodes, hull, dimension, count, scaled, gibbs_rows, j)
         top = splat(-math.inf)
-        for i in range(0, count // 4 * 4, 4):
-            first = splat(scaled[i, dimension])
-            second = splat(scaled[i + 1, dimension])
-            third = splat(scaled[i + 2, dimension])
-            fourth = splat(scaled[i + 3, dimension])
-            for e in range(hull):
-                value = load(nodes, e + 1, j)
-                first = fma(splat(scaled[i, e]), value, first)
-                second = fma(splat(scaled[i + 1, e]), value, second)
-                third = fma(splat(scaled[i + 2, e]), value, third)
-                fourth = fma(splat(scaled[i + 3, e]), value, fourth)
-            store(gibbs_rows, i, j, first)
-            store(gibbs_rows, i + 1, j, second)
-            store(gibbs_rows, i + 2, j, third)
-            store(gibbs_rows, i + 3, j, fourth)
-            top = larger(larger(larger(larger(top, first), second), third), fourth)
-        for i in range(count // 4 * 4, count):
-            first = splat(scaled[i, dimension])
-            for e in range(hull):
-                first = fma(splat(scaled[i, e]), load(nodes, e + 1, j), first)
-            store(gibbs_rows, i, j, first)
-            top = larger(top, first)
+        for i in range(count):
+            top = larger(top, load(gibbs_rows, i, j))
         store(tops, 0, j, top)
         for i in range(count):
             store(gibbs_rows, i, j, exponential(subtract(load(gibbs_rows, i, j), top)))

@@ -123,7 +123,7 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
             else:
                 usable = usable and conjugate_gradients(
                     cloud, dimension, lead, here.points, count, epsilon, 0.0, PRECISION if attempt == 0 else ROUGH,
-                    math.inf, False, True, work.factor, work.pivots, track.right, track.newton, track, work,
+                    math.inf, False, attempt == 0, work.factor, work.pivots, track.right, track.newton, track, work,
                 ) > 0.0  # fmt: skip
             if attempt == 0:
                 copy(track.newton, solution, numbers)
@@ -164,7 +164,7 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
             mass = load(node_masses, 0, j)
             for i in range(count):
                 store(work.gibbs, i, j, multiply(mass, load(tangent.change, i, j)))
-        row_products(work.gibbs, count, coordinates, 1, hull, length, track.velocity)
+        row_products(work.gibbs, count, coordinates, 1, hull, length, track.velocity, False)
         slope = 0.0
         for i in range(count):
             for e in range(hull):

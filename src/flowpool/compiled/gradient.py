@@ -66,7 +66,7 @@ def evaluate(  # type: ignore[no-untyped-def]
         tolerance,
         work,
     )
-    row_products(work.plan, count, nodes, 1, hull, length, place.pulled)
+    row_products(work.plan, count, nodes, 1, hull, length, place.pulled, False)
     for i in range(count):
         place.rows[0, i] = work.rows[0, i]
         for e in range(hull, padded(dimension)):

@@ -169,8 +169,8 @@ def leading_hessian(  # type: ignore[no-untyped-def]
             count, width, from_column(work.double.conditional, start), from_column(work.double.plan, start), work.pairs
         )
         moments = work.moments if start == 0 else work.block_moments
-        row_products(work.pairs, pairs, block, 0, 1 + lead, width, moments)
-        row_products(work.pairs, pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead))
+        row_products(work.pairs, pairs, block, 0, 1 + lead, width, moments, False)
+        row_products(work.pairs, pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead), False)
         if start > 0:
             for pair in range(pairs):
                 for c in range(0, padded(1 + lead + products), WIDTH):

@@ -112,8 +112,8 @@ def sweep(  # type: ignore[no-untyped-def]
             gibbs(coordinates, length, features, features, count, scaled_rows, kernel_rows, tops)
             marginals(weights, length, count, kernel_rows, ones, sums, conditional, plan, rows)
             if mode == _INNER:
-                row_products(plan, count, conditional, 0, count, length, overlap)
-                row_products(plan, count, coordinates, 1, features, length, pulled)
+                row_products(plan, count, conditional, 0, count, length, overlap, False)
+                row_products(plan, count, coordinates, 1, features, length, pulled, False)
                 place = 0
                 for i in range(count):
                     partial[chunk, place] += rows[0, i]
@@ -131,7 +131,7 @@ def sweep(  # type: ignore[no-untyped-def]
             elif mode == _MOMENTS:
                 fill_moment_columns(coordinates, length, features, features)
                 pair_weights(count, length, conditional, plan, pairs)
-                row_products(pairs, num_pairs, coordinates, 0, columns, length, moments)
+                row_products(pairs, num_pairs, coordinates, 0, columns, length, moments, False)
                 for p in range(num_pairs):
                     for k in range(columns):
                         partial[chunk, p * columns + k] += moments[p, k]
@@ -154,7 +154,7 @@ def sweep(  # type: ignore[no-untyped-def]
                     for j in range(0, length, WIDTH):
                         for i in range(count):
                             store(plan, i, j, multiply(load_lanes(weights, 0, j), load_lanes(change, i, j)))
-                    row_products(plan, count, coordinates, 1, features, length, pulled)
+                    row_products(plan, count, coordinates, 1, features, length, pulled, False)
                     for i in range(count):
                         for d in range(features):
                             partial[chunk, i * features + d] += pulled[i, d]

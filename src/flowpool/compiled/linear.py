@@ -174,16 +174,19 @@ def add_outer(rows, count, weighted, size, matrix):  # type: ignore[no-untyped-d
 
 
 @kernel
-def row_products(left, left_count, right, right_first, right_count, length, result):  # type: ignore[no-untyped-def]
+def row_products(left, left_count, right, right_first, right_count, length, result, upper):  # type: ignore[no-untyped-def]
     """``result[i, k] = sum_j left[i, j] right[right_first + k, j]``, in tiles of three by two rows, in either precision.
 
     Six sums of eight numbers and what they are made of fit into sixteen registers of four numbers.
+
+    Args:
+        upper: only the tiles that reach the upper triangle are needed.
     """
     stay_apart()
     for k0 in range(0, right_count, 2):
         # At the rim a tile repeats its last row; the same number is then written twice.
         k1 = min(k0 + 1, right_count - 1)
-        for i0 in range(0, left_count, 3):
+        for i0 in range(0, min(left_count, k1 + 1) if upper else left_count, 3):
             i1 = min(i0 + 1, left_count - 1)
             i2 = min(i0 + 2, left_count - 1)
             sum00 = spread(left, 0.0)

@@ -115,7 +115,7 @@ def self_plan_response(dimension, points, count, direction, epsilon, work):  # t
     """Fills ``self_change`` with dQ, ``(M, M)``."""
     stay_apart()
     change, inner = work.self_change, work.inner
-    row_products(points, count, direction, 0, count, padded(dimension), inner)
+    row_products(points, count, direction, 0, count, padded(dimension), inner, False)
     for i in range(count):
         row = 0.0
         for k in range(count):
@@ -143,12 +143,12 @@ def hessian_product(cloud, dimension, points, count, direction, epsilon, fine, w
         tangent = work.double
         scale_direction(points, direction, count, dimension, epsilon, tangent.scaled)
         respond(cloud.coordinates, cloud.length, hull, dimension, count, tangent, tangent.plan, work)
-        row_products(tangent.change, count, cloud.coordinates, 1, hull, cloud.length, result)
+        row_products(tangent.change, count, cloud.coordinates, 1, hull, cloud.length, result, False)
     else:
         rough = work.single
         scale_direction(points, direction, count, dimension, epsilon, rough.scaled)
         respond(cloud.singles, cloud.single_length, hull, dimension, count, rough, rough.plan, work)
-        row_products(rough.change, count, cloud.singles, 1, hull, cloud.single_length, result)
+        row_products(rough.change, count, cloud.singles, 1, hull, cloud.single_length, result, False)
     self_plan_response(dimension, points, count, direction, epsilon, work)
     width = padded(dimension)
     for i in range(count):

@@ -33,6 +33,7 @@ ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 NOISE = 1e-11  # marginal error below which an iteration that does not halve it has met rounding
 HOPELESS = 1e8  # damping at which Newton has stopped moving
+SERVED = 0.01  # factor by which an iteration must reduce the error for the next one to use the same matrix
 FARTHEST = 200.0  # largest logarithm of a scaling before it is absorbed into the potential
 
 
@@ -150,6 +151,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
     damping = 1e-3
     end = padded(count)
     fresh = True  # K has to be formed
+    served = False  # the factor of the last iteration was good enough to be used again
     error = math.inf
     for _ in range(MAX_ITERATIONS):
         if fresh:
@@ -162,7 +164,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
                 masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows
             )
             error = marginal_error(point_masses, work.rows, count)
-            fresh = False
+            fresh = served = False
         if not error < math.inf or damping > HOPELESS:
             break
         if error <= target and stage <= epsilon:
@@ -174,12 +176,15 @@ def solve_transport(  # type: ignore[no-untyped-def]
             fresh = True
             continue
 
-        row_products(work.plan, count, work.conditional, 0, count, length, work.overlap)
-        schur_matrix(count, work.overlap, work.rows, work.small)
+        newton = served
+        if not served:
+            row_products(work.plan, count, work.conditional, 0, count, length, work.overlap, True)
+            schur_matrix(count, work.overlap, work.rows, work.small)
+            for i in range(count):
+                work.small[i, i] += damping * error * point_masses[0, i]
+            newton = factorise(work.small, count, work.inverse)
         for i in range(count):
-            work.small[i, i] += damping * error * point_masses[0, i]
             work.right[0, i] = point_masses[0, i] - work.rows[0, i]
-        newton = factorise(work.small, count, work.inverse)
         if newton:
             substitute(work.small, count, work.inverse, work.right, work.step, 0)
         else:
@@ -193,6 +198,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
             farthest = max(farthest, abs(work.trial_shift[0, i]))
         if not longest <= FARTHEST:
             damping *= 10.0
+            served = False
             continue
         if farthest > FARTHEST:
             # The scalings would leave the range of numbers: absorb them into the potential and form K again.
@@ -209,6 +215,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
         marginals(masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows)
         trial = marginal_error(point_masses, work.rows, count)
         better = trial <= error / 2
+        served = newton and trial <= SERVED * error
         if not better:
             if error < NOISE:
                 # Neither the error nor the objective says anything any more; the smaller error is kept below.

@@ -81,7 +81,7 @@ def one_graph(  # type: ignore[no-untyped-def]
     leading_hessian(
         cloud.coordinates, cloud.length, hull, hull, here.points, count, here.pulled, cloud.point_masses, epsilon, work
     )
-    hessian_product(cloud, dimension, here.points, count, track.first, epsilon, fine, work, track.solution)
+    hessian_product(cloud, dimension, here.points, count, track.first, epsilon, 0.0, fine, work, track.solution)
     for i in range(count):
         for e in range(dimension):
             for d in range(features):
@@ -95,7 +95,7 @@ def one_graph(  # type: ignore[no-untyped-def]
                         value = work.hessian[i * hull + e, k * hull + c]
                         matrix[i, e, k, c] = value
                         matrix[k, c, i, e] = value
-    hessian_product(cloud, dimension, here.points, count, track.right, epsilon, True, work, track.solution)
+    hessian_product(cloud, dimension, here.points, count, track.right, epsilon, 0.0, True, work, track.solution)
     shifted_factor(count, hull, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
     solve_factored(count, hull, work.factor, work.pivots, track.first, track.newton, work)
     for i in range(count):
@@ -118,7 +118,7 @@ def one_graph(  # type: ignore[no-untyped-def]
             cloud, dimension, lead, here.points, count, epsilon, 50.0, 1e-13, math.inf, False, True, work.factor,
             work.pivots, track.first, track.newton, track, work,
         )  # fmt: skip
-        hessian_product(cloud, dimension, here.points, count, track.newton, epsilon, True, work, track.solution)
+        hessian_product(cloud, dimension, here.points, count, track.newton, epsilon, 0.0, True, work, track.solution)
         for i in range(count):
             for e in range(dimension):
                 images[attempt, i, e] = track.solution[i, e] + 100.0 * given_masses[i] * track.newton[i, e]

@@ -130,7 +130,7 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
             copy(track.newton, track.right, numbers)
         if not usable:
             continue
-        hessian_product(cloud, dimension, here.points, count, solution, epsilon, True, work, track.right)
+        hessian_product(cloud, dimension, here.points, count, solution, epsilon, 0.0, True, work, track.right)
         combine(track.right, -1.0, track.velocity, track.right, numbers)
         missed = inner_product(track.right, track.right, numbers)
         found = inner_product(solution, solution, numbers)

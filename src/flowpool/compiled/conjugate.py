@@ -12,7 +12,7 @@ import math
 from flowpool.compiled.flow import JUMPING, combine, copy, inner_product
 from flowpool.compiled.hessian import prepare_factor, solve_factored
 from flowpool.compiled.jit import kernel
-from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store
+from flowpool.compiled.lanes import WIDTH, load, multiply, splat, store
 from flowpool.compiled.linear import factorise, padded, smallest_pivot, substitute_rows
 from flowpool.compiled.product import hessian_product
 from flowpool.compiled.rows import stay_apart
@@ -90,19 +90,6 @@ def answer(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def shifted_product(  # type: ignore[no-untyped-def]
-    cloud, dimension, points, count, epsilon, shift, fine, direction, work, result
-):
-    """Fills ``result`` with ``(H + shift diag(2 a)) W``."""
-    stay_apart()
-    hessian_product(cloud, dimension, points, count, direction, epsilon, fine, work, result)
-    for i in range(count):
-        push = splat(2.0 * shift * cloud.point_masses[0, i])
-        for c in range(0, padded(dimension), WIDTH):
-            store(result, i, c, fma(push, load(direction, i, c), load(result, i, c)))
-
-
-@kernel
 def conjugate_gradients(  # type: ignore[no-untyped-def]
     cloud, dimension, lead, points, count, epsilon, shift, precision, longest, guessed, fine, factor, pivots, right,
     solution, track, work,
@@ -127,7 +114,7 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
     strength = inner_product(rest, ready, numbers)
     goal = precision * precision * strength
     if guessed:
-        shifted_product(cloud, dimension, points, count, epsilon, shift, fine, solution, work, image)
+        hessian_product(cloud, dimension, points, count, solution, epsilon, shift, fine, work, image)
         combine(rest, -1.0, image, rest, numbers)
         solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
         strength = inner_product(rest, ready, numbers)
@@ -139,7 +126,7 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
     for _ in range(MAX_ITERATIONS):
         if not strength > goal:
             break
-        shifted_product(cloud, dimension, points, count, epsilon, shift, fine, search, work, image)
+        hessian_product(cloud, dimension, points, count, search, epsilon, shift, fine, work, image)
         curvature = inner_product(search, image, numbers)
         weight = 0.0
         for i in range(count):

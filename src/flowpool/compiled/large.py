@@ -25,7 +25,7 @@ from flowpool.compiled.lanes import load as load_lanes
 from flowpool.compiled.linear import padded, row_products
 from flowpool.compiled.product import cost_changes, plan_changes, scale_direction
 from flowpool.compiled.rows import draw, part, rows_of, stay_apart
-from flowpool.compiled.scratch import make_track, make_work, place_track, place_work, reserve
+from flowpool.compiled.scratch import Work, make_track, make_work, place_track, place_work, reserve
 from flowpool.compiled.self_transport import solve_self_transport
 from flowpool.compiled.threads import run
 from flowpool.compiled.transport import HOPELESS, LOOSE, MAX_ITERATIONS, NOISE, ROUNDING, STAGE, gibbs, marginals
@@ -339,9 +339,10 @@ class _Memory:
         self.here_potential, self.here_self_potential, self.here_rows = (view(track[k], 1, count)[0] for k in (3, 4, 5))
         self.points, self.pulled = view(track[6], count, features), view(track[8], count, features)
         self.potential, self.self_potential, self.rows = (view(track[k], 1, count)[0] for k in (9, 10, 11))
-        self.moments = view(self.places[31], pairs, columns)
-        self.self_plan = view(self.places[24], count, count)
-        self.hessian = view(self.places[43], count * features, count * features)
+        work = dict(zip(Work._fields, self.places, strict=False))
+        self.moments = view(work["moments"], pairs, columns)
+        self.self_plan = view(work["self_plan"], count, count)
+        self.hessian = view(work["hessian"], count * features, count * features)
 
 
 def solve_large(

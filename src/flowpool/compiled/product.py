@@ -129,8 +129,8 @@ def self_plan_response(dimension, points, count, direction, epsilon, work):  # t
 
 
 @kernel
-def hessian_product(cloud, dimension, points, count, direction, epsilon, fine, work, result):  # type: ignore[no-untyped-def]
-    """Fills ``result`` with H W, ``(M, Q)``.
+def hessian_product(cloud, dimension, points, count, direction, epsilon, shift, fine, work, result):  # type: ignore[no-untyped-def]
+    """Fills ``result`` with ``(H + shift diag(2 a)) W``, ``(M, Q)``.
 
     Args:
         points: X, ``(M, Q)``.
@@ -154,8 +154,9 @@ def hessian_product(cloud, dimension, points, count, direction, epsilon, fine, w
     for i in range(count):
         for e in range(hull, width):
             result[i, e] = 0.0
+        push = splat(shift * cloud.point_masses[0, i])
         for c in range(0, width, WIDTH):
-            store(result, i, c, multiply(splat(-1.0), load(result, i, c)))
+            store(result, i, c, subtract(multiply(push, load(direction, i, c)), load(result, i, c)))
     add_combinations(work.kept_self_plan, count, direction, width, result)
     add_combinations(work.self_change, count, points, width, result)
     for p in range(0, count * width, WIDTH):

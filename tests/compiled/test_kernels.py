@@ -45,7 +45,7 @@ def test_exponential_keeps_nan_and_survives_minus_infinity() -> None:
 
 @entry
 def one_graph(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, start, given_masses, epsilon, direction, memory, table, members, merged, atom_of, places,
+    nodes, bits, masses, start, given_masses, epsilon, direction, fine, memory, table, members, merged, atom_of, places,
     gradient, product, matrix, lead_product, solved, images, basis,
 ):  # fmt: skip
     """Gradient, Hessian and H W of one graph, and solutions of ``(H + 50 diag(2 a)) w = W``.
@@ -76,15 +76,12 @@ def one_graph(  # type: ignore[no-untyped-def]
         cloud.coordinates, cloud.masses, cloud.length, cloud.hull, dimension, here.points, count, cloud.point_masses,
         epsilon, max(epsilon, 4.0), 1e-14, here, work,
     )  # fmt: skip
-    keep_plans(count, cloud.length, work)
+    keep_plans(cloud, count, work)
     hull = cloud.hull
     leading_hessian(
         cloud.coordinates, cloud.length, hull, hull, here.points, count, here.pulled, cloud.point_masses, epsilon, work
     )
-    hessian_product(
-        cloud.coordinates, cloud.weighted, cloud.length, hull, dimension, here.points, count, track.first, epsilon,
-        work, track.solution,
-    )  # fmt: skip
+    hessian_product(cloud, dimension, here.points, count, track.first, epsilon, 0.0, fine, work, track.solution)
     for i in range(count):
         for e in range(dimension):
             for d in range(features):
@@ -98,10 +95,7 @@ def one_graph(  # type: ignore[no-untyped-def]
                         value = work.hessian[i * hull + e, k * hull + c]
                         matrix[i, e, k, c] = value
                         matrix[k, c, i, e] = value
-    hessian_product(
-        cloud.coordinates, cloud.weighted, cloud.length, hull, dimension, here.points, count, track.right, epsilon,
-        work, track.solution,
-    )  # fmt: skip
+    hessian_product(cloud, dimension, here.points, count, track.right, epsilon, 0.0, True, work, track.solution)
     shifted_factor(count, hull, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
     solve_factored(count, hull, work.factor, work.pivots, track.first, track.newton, work)
     for i in range(count):
@@ -121,13 +115,10 @@ def one_graph(  # type: ignore[no-untyped-def]
         precondition(count, cloud.point_masses, 50.0, work)
         shifted_factor(count, lead, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
         conjugate_gradients(
-            cloud.coordinates, cloud.weighted, cloud.length, hull, dimension, lead, here.points, count,
-            cloud.point_masses, epsilon, 50.0, 1e-13, work.factor, work.pivots, track.first, track.newton, track, work,
+            cloud, dimension, lead, here.points, count, epsilon, 50.0, 1e-13, math.inf, False, True, work.factor,
+            work.pivots, track.first, track.newton, track, work,
         )  # fmt: skip
-        hessian_product(
-            cloud.coordinates, cloud.weighted, cloud.length, hull, dimension, here.points, count, track.newton,
-            epsilon, work, track.solution,
-        )  # fmt: skip
+        hessian_product(cloud, dimension, here.points, count, track.newton, epsilon, 0.0, True, work, track.solution)
         for i in range(count):
             for e in range(dimension):
                 images[attempt, i, e] = track.solution[i, e] + 100.0 * given_masses[i] * track.newton[i, e]
@@ -137,7 +128,10 @@ def one_graph(  # type: ignore[no-untyped-def]
 class Graph:
     """One graph with everything that :func:`one_graph` says about it."""
 
-    def __init__(self, nodes: Array, masses: Array, points: Array, point_masses: Array, epsilon: float, way: Array):
+    def __init__(
+        self, nodes: Array, masses: Array, points: Array, point_masses: Array, epsilon: float, way: Array,
+        fine: bool = True,
+    ) -> None:  # fmt: skip
         count, features = points.shape
         most = len(nodes)
         self.gradient, self.product = np.zeros_like(points), np.zeros_like(points)
@@ -146,7 +140,7 @@ class Graph:
         images = np.zeros((2, count, features))
         basis = np.zeros((features, features))
         self.dimension, self.hull, self.atoms = one_graph(
-            nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way,
+            nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way, fine,
             np.zeros((1, 2 * scratch_size(count, features, most))), np.full(4 * most, -1), np.empty(most, np.int64),
             np.empty(most), np.empty(most, np.int64), np.empty((PLACES, 2), np.int64),
             self.gradient, self.product, matrix, lead_product, solved, images, basis,
@@ -209,6 +203,14 @@ def test_product_is_the_derivative_of_the_gradient(case: tuple[Array, Array, Arr
     ahead = Graph(nodes, masses, points + step * way, point_masses, epsilon, way).gradient
     behind = Graph(nodes, masses, points - step * way, point_masses, epsilon, way).gradient
     np.testing.assert_allclose(graph.product, (ahead - behind) / (2 * step), atol=1e-7)
+
+
+def test_product_in_float32_is_that_in_float64_to_its_precision(
+    case: tuple[Array, Array, Array, Array, float, Array],
+) -> None:
+    double, single = Graph(*case), Graph(*case, fine=False)
+    assert len(case[2]) == 1 or not np.array_equal(single.product, double.product)  # of one point no plan changes
+    np.testing.assert_allclose(single.product, double.product, atol=1e-5 * np.abs(double.product).max())
 
 
 def test_matrix_and_product_agree(case: tuple[Array, Array, Array, Array, float, Array]) -> None:

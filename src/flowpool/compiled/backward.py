@@ -21,7 +21,7 @@ from flowpool.compiled.hessian import leading_hessian, shifted_factor
 from flowpool.compiled.jit import entry, kernel
 from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.compiled.linear import factorise, padded, row_products, substitute_rows
-from flowpool.compiled.product import hessian_product, keep_plans, plan_response, self_plan_response
+from flowpool.compiled.product import hessian_product, keep_plans, respond, scale_direction, self_plan_response
 from flowpool.compiled.rows import draw, rows_of, stay_apart
 from flowpool.compiled.scratch import make_track, make_work, place_track, place_work
 
@@ -84,7 +84,7 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
             coordinates, node_masses, length, hull, dimension, here.points, count, point_masses, epsilon,
             epsilon, 1e-12, here, work,
         )  # fmt: skip
-        keep_plans(count, length, work)
+        keep_plans(cloud, count, work)
         exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
         usable = leading_hessian(
             coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
@@ -122,28 +122,15 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
                 solve_model(count, dimension, lead, work.factor, work.pivots, track.right, track.newton, work)
             else:
                 usable = usable and conjugate_gradients(
-                    coordinates, cloud.weighted, length, hull, dimension, lead, here.points, count, point_masses,
-                    epsilon, 0.0, PRECISION if attempt == 0 else ROUGH, work.factor, work.pivots, track.right,
-                    track.newton, track, work,
+                    cloud, dimension, lead, here.points, count, epsilon, 0.0, PRECISION if attempt == 0 else ROUGH,
+                    math.inf, False, attempt == 0, work.factor, work.pivots, track.right, track.newton, track, work,
                 ) > 0.0  # fmt: skip
             if attempt == 0:
                 copy(track.newton, solution, numbers)
             copy(track.newton, track.right, numbers)
         if not usable:
             continue
-        hessian_product(
-            coordinates,
-            cloud.weighted,
-            length,
-            hull,
-            dimension,
-            here.points,
-            count,
-            solution,
-            epsilon,
-            work,
-            track.right,
-        )
+        hessian_product(cloud, dimension, here.points, count, solution, epsilon, 0.0, True, work, track.right)
         combine(track.right, -1.0, track.velocity, track.right, numbers)
         missed = inner_product(track.right, track.right, numbers)
         found = inner_product(solution, solution, numbers)
@@ -168,14 +155,16 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         residual[graph] = math.sqrt(missed / sought) if sought > 0.0 else 0.0
         ok[graph] = True
 
-        plan_response(coordinates, length, hull, dimension, here.points, count, solution, epsilon, work)
+        tangent = work.double
+        scale_direction(here.points, solution, count, dimension, epsilon, tangent.scaled)
+        respond(coordinates, length, hull, dimension, count, tangent, tangent.conditional, work)
         self_plan_response(dimension, here.points, count, solution, epsilon, work)
         # Rows and columns of dP and dQ sum to zero, so only the inner products in the costs count.
         for j in range(0, length, WIDTH):
             mass = load(node_masses, 0, j)
             for i in range(count):
-                store(work.gibbs, i, j, multiply(mass, load(work.change, i, j)))
-        row_products(work.gibbs, count, coordinates, 1, hull, length, track.velocity)
+                store(work.gibbs, i, j, multiply(mass, load(tangent.change, i, j)))
+        row_products(work.gibbs, count, coordinates, 1, hull, length, track.velocity, False)
         slope = 0.0
         for i in range(count):
             for e in range(hull):
@@ -196,12 +185,12 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
                 parked[i, d] = 2.0 * points[graph, i, d] if d < features else 0.0
         for node in range(first, last):
             atom = atom_of[node - first]
-            grad_masses[node] = -work.dual[0, atom]
+            grad_masses[node] = -epsilon * tangent.dual[0, atom]
             for d in range(0, padded(features), WIDTH):
                 value = splat(0.0)
                 for i in range(count):
                     value = fma(splat(work.conditional[i, atom]), load(outside, i, d), value)
-                    value = fma(splat(work.change[i, atom]), load(parked, i, d), value)
+                    value = fma(splat(tangent.change[i, atom]), load(parked, i, d), value)
                 store(row, 0, d, multiply(splat(masses[node]), value))
             for d in range(features):
                 grad_nodes[node, d] = row[0, d]

@@ -15,8 +15,8 @@ import numpy as np
 from flowpool.compiled.jit import kernel, shared
 from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.compiled.linear import padded
-from flowpool.compiled.rows import part, stay_apart
-from flowpool.compiled.scratch import place_track, place_work, reserve
+from flowpool.compiled.rows import part, singles, stay_apart
+from flowpool.compiled.scratch import place_track, place_work, reserve, single_width, to_single
 
 PLACES = 64  # entries of a table of places, at least as many as a record has fields
 MOST_LEADING = 64  # largest M K for which the Hessian of the K leading coordinates is formed without need
@@ -40,7 +40,8 @@ class Cloud(NamedTuple):
     point_masses: Any  # (1, M)
     masses: Any  # (1, N)
     coordinates: Any  # (1 + R + ..., N)
-    weighted: Any  # coordinates times masses, (R, N)
+    singles: Any  # the first 1 + R of these rows in float32
+    single_length: Any  # N, padded for them
     basis: Any  # (R + M, D)
     parked: Any  # scratch, (M, D)
     outside: Any  # scratch, (M, D)
@@ -80,7 +81,7 @@ def place_cloud(places, used, count, features, length, hull, dimension):  # type
     used = reserve(places, 0, 1, used, 1, count)
     used = reserve(places, 1, 1, used, 1, length)
     used = reserve(places, 2, 1, used, columns, length)
-    used = reserve(places, 3, 1, used, hull, length)
+    used = reserve(places, 3, 1, used, 1 + hull, (length + 1) // 2)
     used = reserve(places, 4, 1, used, dimension + 1, features)
     used = reserve(places, 5, 2, used, count, features)
     used = reserve(places, 7, 1, used, 1, max(length, features))
@@ -128,17 +129,30 @@ def make_cloud(nodes, features, members, merged, atoms, given_masses, epsilon, r
     for j in range(length):
         masses[0, j] = merged[j] if j < atoms else 0.0
     hull = rotate_nodes(nodes, features, members, atoms, resolution, basis, rest, coordinates, row)
-    weighted = part(buffer, places[3, 0], places[3, 1])
-    for e in range(hull):
-        for j in range(0, length, WIDTH):
-            store(weighted, e, j, multiply(load(masses, 0, j), load(coordinates, 1 + e, j)))
+    rough = singles(buffer, places[3, 0], 2 * places[3, 1])
+    for e in range(1 + hull):
+        to_single(coordinates, e, length, rough)
     lead = leading(coordinates, masses, length, hull, count, epsilon)
     fill_moment_columns(coordinates, length, hull, lead)
     parked = part(buffer, places[5, 0], places[5, 1])
     outside = part(buffer, places[6, 0], places[6, 1])
     widest = room(count, hull)
     return (
-        Cloud(length, hull, lead, widest, point_masses, masses, coordinates, weighted, basis, parked, outside, row),
+        Cloud(
+            length,
+            hull,
+            lead,
+            widest,
+            point_masses,
+            masses,
+            coordinates,
+            rough,
+            single_width(length),
+            basis,
+            parked,
+            outside,
+            row,
+        ),
         used,
     )
 

@@ -12,13 +12,14 @@ import math
 from flowpool.compiled.flow import JUMPING, combine, copy, inner_product
 from flowpool.compiled.hessian import prepare_factor, solve_factored
 from flowpool.compiled.jit import kernel
-from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store
+from flowpool.compiled.lanes import WIDTH, load, multiply, splat, store
 from flowpool.compiled.linear import factorise, padded, smallest_pivot, substitute_rows
 from flowpool.compiled.product import hessian_product
 from flowpool.compiled.rows import stay_apart
 
 MAX_ITERATIONS = 500
 _RIDGE = 1e-9  # keeps the model definite where two points have met
+_BLURRED = 1e-5  # curvature, relative to the Hessian's scale 2 a_i, that products in float32 cannot tell from zero
 _OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact
 
 
@@ -60,10 +61,11 @@ def solve_model(count, dimension, lead, factor, pivots, right, solution, work): 
 
 @kernel
 def answer(  # type: ignore[no-untyped-def]
-    clock, track, nodes, weighted, length, hull, dimension, lead, exact, count, point_masses, epsilon, work
+    clock, track, cloud, dimension, lead, exact, count, epsilon, work
 ):
     """Solves the system that the flow asks for."""
     stay_apart()
+    point_masses = cloud.point_masses
     factor, pivots = prepare_factor(clock, count, lead, point_masses, work)
     if lead < dimension and clock.definite:
         clock.definite = precondition(count, point_masses, clock.shift, work)
@@ -73,61 +75,73 @@ def answer(  # type: ignore[no-untyped-def]
         return
     if exact:
         solve_model(count, dimension, lead, factor, pivots, track.right, track.solution, work)
-    else:
+        return
+    curvature = conjugate_gradients(
+        cloud, dimension, lead, track.here.points, count, epsilon, clock.shift, clock.precision, clock.longest,
+        clock.guessed, False, factor, pivots, track.right, track.solution, track, work,
+    )  # fmt: skip
+    if abs(curvature) < _BLURRED:
         curvature = conjugate_gradients(
-            nodes, weighted, length, hull, dimension, lead, track.here.points, count, point_masses, epsilon, clock.shift,
-            clock.precision, factor, pivots, track.right, track.solution, track, work,
+            cloud, dimension, lead, track.here.points, count, epsilon, clock.shift, clock.precision, clock.longest,
+            False, True, factor, pivots, track.right, track.solution, track, work,
         )  # fmt: skip
-        clock.definite = curvature > 0.0
-        clock.flattest = min(clock.flattest, curvature)
+    clock.definite = curvature > 0.0
+    clock.flattest = min(clock.flattest, curvature)
 
 
 @kernel
 def conjugate_gradients(  # type: ignore[no-untyped-def]
-    nodes, weighted, length, hull, dimension, lead, points, count, point_masses, epsilon, shift, precision,
-    factor, pivots, right, solution, track, work,
+    cloud, dimension, lead, points, count, epsilon, shift, precision, longest, guessed, fine, factor, pivots, right,
+    solution, track, work,
 ):  # fmt: skip
     """Smallest curvature met, relative to ``diag(2 a)``; fills ``solution`` of ``(H + shift diag(2 a)) w = right``.
 
     It is not positive, and the solution of no use, if the matrix is not positive definite.
 
     Args:
-        factor, pivots: of the model in the leading coordinates; that of the others is in ``work.small``.
         precision: relative size of the rest, in the metric of the model, at which to stop.
+        longest: length of the solution at which to stop.
+        guessed: whether the solution is a guess already.
+        fine: products in float64.
+        factor, pivots: of the model in the leading coordinates; that of the others is in ``work.small``.
         track: scratch.
     """
     stay_apart()
     rest, search, image, ready = track.rest, track.search, track.image, track.ready
     numbers = count * padded(dimension)
-    for p in range(0, numbers, WIDTH):
-        store(solution, 0, p, splat(0.0))
     copy(right, rest, numbers)
     solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
     strength = inner_product(rest, ready, numbers)
     goal = precision * precision * strength
+    if guessed:
+        hessian_product(cloud, dimension, points, count, solution, epsilon, shift, fine, work, image)
+        combine(rest, -1.0, image, rest, numbers)
+        solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
+        strength = inner_product(rest, ready, numbers)
+    else:
+        for p in range(0, numbers, WIDTH):
+            store(solution, 0, p, splat(0.0))
     copy(ready, search, numbers)
     flattest = math.inf
     for _ in range(MAX_ITERATIONS):
         if not strength > goal:
             break
-        hessian_product(nodes, weighted, length, hull, dimension, points, count, search, epsilon, work, image)
-        for i in range(count):
-            push = splat(2.0 * shift * point_masses[0, i])
-            for c in range(0, padded(dimension), WIDTH):
-                store(image, i, c, fma(push, load(search, i, c), load(image, i, c)))
+        hessian_product(cloud, dimension, points, count, search, epsilon, shift, fine, work, image)
         curvature = inner_product(search, image, numbers)
-        if not curvature > 0.0:
-            return -1.0
         weight = 0.0
         for i in range(count):
             for e in range(dimension):
-                weight += 2.0 * point_masses[0, i] * search[i, e] * search[i, e]
+                weight += 2.0 * cloud.point_masses[0, i] * search[i, e] * search[i, e]
+        if not curvature > 0.0:
+            return curvature / weight if curvature <= 0.0 else -math.inf
         flattest = min(flattest, curvature / weight)
         step = strength / curvature
         combine(solution, step, search, solution, numbers)
+        if inner_product(solution, solution, numbers) > longest * longest:
+            break
         combine(rest, -step, image, rest, numbers)
         solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
         following = inner_product(rest, ready, numbers)
         combine(ready, following / strength, search, search, numbers)
         strength = following
-    return flattest if strength < math.inf else -1.0
+    return flattest if strength < math.inf else -math.inf

@@ -51,8 +51,9 @@ _JUMP, _NEWTON, _DAMPED, _FILTERED, _TRY, _TRIED, _REST, _STAY, _DISTANCE = rang
 # Outcomes, as in flowpool.status.
 OK, MAX_STEPS, NONFINITE = 0, 3, 5
 
-# Precision of iterative solutions: of slow steps, of Newton steps, of lengths.
-_LOOSE, _TIGHT, _ROUGH = 1e-2, 1e-3, 1e-2
+# Precision of iterative solutions. The second stage of a slow step is itself a correction, and most first tries of a
+# Newton step are refused; neither they nor a length need more than one digit.
+_TIGHT, _ROUGH = 1e-2, 1e-1
 _ROUNDING = 1e-15  # length of the gradient that is rounding error; no step can be judged by it any more
 _NULL = 1e-9  # eigenvalue, relative to the Hessian's scale 2 a_i, below which it is noise of the inner solves
 
@@ -67,6 +68,8 @@ CLOCK = np.dtype(
         ("shift", np.float64),
         ("purpose", np.int64),
         ("precision", np.float64),  # relative residual that an iterative solution may leave
+        ("longest", np.float64),  # length from which an iterative solution is of no use
+        ("guessed", np.bool_),  # ``solution`` is a guess already
         ("size", np.float64),  # of the gradient here
         ("sliding", np.float64),  # shifts of the factors at hand, and whether they were definite
         ("jumping", np.float64),
@@ -74,6 +77,8 @@ CLOCK = np.dtype(
         ("can_jump", np.bool_),
         ("definite", np.bool_),
         ("flattest", np.float64),  # smallest curvature met in solving, relative to the Hessian's scale
+        ("jumped", np.bool_),  # the last step was a Newton step
+        ("tried", np.bool_),  # a Newton step was tried from here
         ("arrived", np.bool_),
         ("singular", np.bool_),
         ("length", np.float64),  # of the Newton step
@@ -245,6 +250,8 @@ def newton_at_least(step, gradient, first, point_masses, count, dimension):  # t
 @shared
 def ask(clock, purpose, shift, precision, phase):  # type: ignore[no-untyped-def]
     """Asks for the solution of a linear system."""
+    clock.longest = math.inf
+    clock.guessed = False
     clock.purpose = purpose
     clock.shift = shift
     clock.precision = precision
@@ -298,7 +305,10 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
 
         elif phase == _CURVED:
             arrive(clock, track, count, dimension)
-            clock.phase = _SLIDE if clock.steps < max_steps and clock.size > _ROUNDING else _JUMP
+            clock.tried = False
+            clock.phase = _SLIDE
+            if clock.jumped or clock.steps >= max_steps or not clock.size > _ROUNDING:
+                clock.phase = _JUMP
             return CURVE
 
         elif phase == _SLIDE:
@@ -307,7 +317,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             else:
                 shift = 1.0 / (GAMMA * clock.step)
                 combine(here.gradient, -1.0 - shift, here.gradient, right, numbers)
-                return ask(clock, SLIDING, shift, _LOOSE, _FIRST)
+                return ask(clock, SLIDING, shift, _TIGHT, _FIRST)
 
         elif phase == _FIRST:
             if not clock.definite:
@@ -317,19 +327,27 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
                 copy(solution, first, numbers)
                 shortest = newton_at_least(clock.step, here.gradient, first, point_masses, count, dimension)
                 clock.phase = _STAY
-                if shortest <= tolerance or (clock.step >= SLOW and shortest < near):
+                if not clock.tried and (shortest <= tolerance or (clock.step >= SLOW and shortest < near)):
                     clock.phase = _JUMP
 
         elif phase == _JUMP:
+            clock.tried = True
             copy(here.gradient, right, numbers)
-            return ask(clock, JUMPING, 0.0, _TIGHT, _NEWTON)
+            request = ask(clock, JUMPING, 0.0, _TIGHT if clock.jumped else _ROUGH, _NEWTON)
+            clock.guessed = clock.jumped  # by what the last Newton step has left
+            if clock.steps < max_steps and size > _ROUNDING:
+                clock.longest = max(near, tolerance)
+            return request
 
         elif phase == _NEWTON:
             copy(solution, newton, numbers)
             clock.length = norm(newton, numbers)
             clock.singular = not (clock.definite and clock.flattest > 10.0 * _NULL)
             clock.phase = _TRY
-            if clock.singular:
+            if not clock.definite and clock.flattest < -_NULL:
+                clock.singular = False
+                clock.length = math.inf
+            elif clock.singular:
                 copy(here.gradient, right, numbers)
                 return ask(clock, JUMPING, _NULL, _TIGHT, _DAMPED)
 
@@ -378,6 +396,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             capped = clock.steps >= max_steps
             clock.steps += 1
             clock.residual = norm(solution, numbers)
+            clock.jumped = True
             clock.phase = _TIGHTEN
             if clock.residual <= tolerance:
                 clock.status = OK
@@ -390,6 +409,10 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             if clock.steps >= max_steps or size <= _ROUNDING:
                 copy(here.gradient, right, numbers)
                 return ask(clock, JUMPING, _NULL, _ROUGH, _DISTANCE)
+            if clock.jumped:
+                clock.jumped = False
+                clock.phase = _SLIDE
+                continue
             clock.steps += 1
             combine(here.points, clock.step, first, there.points, numbers)
             set_out(track, count, dimension, point_masses)
@@ -403,7 +426,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             scale_points(first, -4.0 * shift, point_masses, right, count, dimension)
             combine(right, -shift, here.gradient, right, numbers)
             combine(right, -shift, there.gradient, right, numbers)
-            return ask(clock, SLIDING, shift, _LOOSE, _SECOND)
+            return ask(clock, SLIDING, shift, _ROUGH, _SECOND)
 
         elif phase == _SECOND:
             clock.length = 0.5 * clock.step * norm(solution, numbers) / (ERROR * extent(here.points, count, numbers))

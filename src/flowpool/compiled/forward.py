@@ -84,6 +84,7 @@ def solve_graphs(  # type: ignore[no-untyped-def]
         clock.asked = 0
         clock.step = 0.1
         clock.singular = False
+        clock.jumped = False
         while counter[0] >= 0:
             request = advance(clock, track, count, dimension, point_masses, tolerance, max_steps)
             if request == EVALUATE:
@@ -94,17 +95,14 @@ def solve_graphs(  # type: ignore[no-untyped-def]
                 stage = epsilon
             elif request == CURVE:
                 clock.sliding = clock.jumping = math.nan
-                keep_plans(count, length, work)
+                keep_plans(cloud, count, work)
                 exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
                 if not leading_hessian(
                     coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
                 ):
                     work.hessian[0, 0] = math.nan
             elif request == SOLVE:
-                answer(
-                    clock, track, coordinates, cloud.weighted, length, hull, dimension, lead, exact, count,
-                    point_masses, epsilon, work,
-                )  # fmt: skip
+                answer(clock, track, cloud, dimension, lead, exact, count, epsilon, work)
                 if clock.purpose == JUMPING and clock.shift > 0.0 and clock.definite and lead < hull == cloud.widest:
                     # It was not definite without the shift, so it is singular: only its whole factor serves then.
                     lead = hull
@@ -119,10 +117,7 @@ def solve_graphs(  # type: ignore[no-untyped-def]
                         coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
                     ):
                         work.hessian[0, 0] = math.nan
-                    answer(
-                        clock, track, coordinates, cloud.weighted, length, hull, dimension, lead, exact, count,
-                        point_masses, epsilon, work,
-                    )  # fmt: skip
+                    answer(clock, track, cloud, dimension, lead, exact, count, epsilon, work)
             else:
                 break
 

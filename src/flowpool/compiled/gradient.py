@@ -10,7 +10,7 @@ import math
 
 from flowpool.compiled.jit import kernel
 from flowpool.compiled.lanes import WIDTH, add, fma, load, multiply, splat, store, subtract, total
-from flowpool.compiled.linear import padded, row_products
+from flowpool.compiled.linear import add_combinations, padded, row_products
 from flowpool.compiled.rows import stay_apart
 from flowpool.compiled.self_transport import solve_self_transport
 from flowpool.compiled.transport import solve_transport
@@ -35,13 +35,14 @@ def predict(count, dimension, point_masses, old_points, old_pulled, old_rows, po
 def self_pull(count, dimension, points, plan, plan_rows, pulled, rows, gradient):  # type: ignore[no-untyped-def]
     """Fills the gradient from Q X, P Y and the row sums of both plans."""
     stay_apart()
+    width = padded(dimension)
     for i in range(count):
         balance = splat(rows[0, i] - plan_rows[0, i])
-        for c in range(0, padded(dimension), WIDTH):
-            value = fma(balance, load(points, i, c), splat(0.0))
-            for k in range(count):
-                value = fma(splat(plan[i, k]), load(points, k, c), value)
-            store(gradient, i, c, multiply(splat(2.0), subtract(value, load(pulled, i, c))))
+        for c in range(0, width, WIDTH):
+            store(gradient, i, c, subtract(multiply(balance, load(points, i, c)), load(pulled, i, c)))
+    add_combinations(plan, count, points, width, gradient)
+    for p in range(0, count * width, WIDTH):
+        store(gradient, 0, p, multiply(splat(2.0), load(gradient, 0, p)))
 
 
 @kernel
@@ -65,7 +66,7 @@ def evaluate(  # type: ignore[no-untyped-def]
         tolerance,
         work,
     )
-    row_products(work.plan, count, nodes, 1, hull, length, place.pulled)
+    row_products(work.plan, count, nodes, 1, hull, length, place.pulled, False)
     for i in range(count):
         place.rows[0, i] = work.rows[0, i]
         for e in range(hull, padded(dimension)):

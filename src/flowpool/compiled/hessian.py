@@ -166,11 +166,11 @@ def leading_hessian(  # type: ignore[no-untyped-def]
         width = min(BLOCK, length - start)
         block = from_column(nodes, start)
         pair_weights(
-            count, width, from_column(work.kept_conditional, start), from_column(work.kept_plan, start), work.pairs
+            count, width, from_column(work.double.conditional, start), from_column(work.double.plan, start), work.pairs
         )
         moments = work.moments if start == 0 else work.block_moments
-        row_products(work.pairs, pairs, block, 0, 1 + lead, width, moments)
-        row_products(work.pairs, pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead))
+        row_products(work.pairs, pairs, block, 0, 1 + lead, width, moments, False)
+        row_products(work.pairs, pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead), False)
         if start > 0:
             for pair in range(pairs):
                 for c in range(0, padded(1 + lead + products), WIDTH):
@@ -229,6 +229,5 @@ def prepare_factor(clock, count, dimension, point_masses, work):  # type: ignore
             count, dimension, point_masses, clock.shift, work.hessian, work.newton_factor, work.newton_pivots
         )
     clock.definite = clock.can_jump
-    if clock.definite:
-        clock.flattest = smallest_pivot(work.newton_pivots, count * dimension) * count / 2.0
+    clock.flattest = smallest_pivot(work.newton_pivots, count * dimension) * count / 2.0 if clock.definite else 0.0
     return work.newton_factor, work.newton_pivots

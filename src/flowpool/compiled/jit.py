@@ -16,13 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba import njit
+from numba import njit, types
 from numba.extending import register_jitable
 
+# Of the floating-point liberties only those that keep the meaning of NaN and infinity.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
 
-# Of the floating-point liberties only those that keep the meaning of NaN and infinity.
-kernel = njit(no_cfunc_wrapper=True, **_OPTIONS)
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """A function that kernels call, compiled once for each set of types.
+
+    Numba on its own compiles it again for each constant that it is called with.
+    """
+    dispatcher = njit(no_cfunc_wrapper=True, **_OPTIONS)(function)
+    resolve = dispatcher.get_call_template
+
+    def of_types(arguments: Any, keywords: Any) -> Any:
+        return resolve([types.unliteral(kind) for kind in arguments], keywords)
+
+    dispatcher.get_call_template = of_types
+    return dispatcher
+
 
 # A plain function in Python, a kernel in kernels.
 shared = register_jitable(no_cfunc_wrapper=True, **_OPTIONS)

@@ -23,9 +23,9 @@ from flowpool.compiled.jit import announce, entry
 from flowpool.compiled.lanes import WIDTH, multiply, store
 from flowpool.compiled.lanes import load as load_lanes
 from flowpool.compiled.linear import padded, row_products
-from flowpool.compiled.product import cost_changes, plan_changes
+from flowpool.compiled.product import cost_changes, plan_changes, scale_direction
 from flowpool.compiled.rows import draw, part, rows_of, stay_apart
-from flowpool.compiled.scratch import make_track, make_work, place_track, place_work, reserve
+from flowpool.compiled.scratch import Work, make_track, make_work, place_track, place_work, reserve
 from flowpool.compiled.self_transport import solve_self_transport
 from flowpool.compiled.threads import run
 from flowpool.compiled.transport import HOPELESS, LOOSE, MAX_ITERATIONS, NOISE, ROUNDING, STAGE, gibbs, marginals
@@ -49,7 +49,8 @@ def _place_block(places: NDArray[np.int64], count: int, features: int) -> int:
     used = reserve(places, 10, 1, used, pairs, columns)
     used = reserve(places, 11, 1, used, count, count)
     used = reserve(places, 12, 1, used, count, features)
-    return int(reserve(places, 13, 3, used, 1, max(count, features)))
+    used = reserve(places, 13, 3, used, 1, max(count, features))
+    return int(reserve(places, 16, 1, used, count, features + 1))
 
 
 @entry
@@ -85,6 +86,8 @@ def sweep(  # type: ignore[no-untyped-def]
     rows = part(buffer, places[14, 0], places[14, 1])
     right = part(buffer, places[15, 0], places[15, 1])
     scaled_rows, point_rows, way, found_step = rows_of(scaled), rows_of(points), rows_of(direction), rows_of(step)
+    scaled_way = part(buffer, places[16, 0], places[16, 1])
+    scale_direction(point_rows, way, count, features, epsilon, scaled_way)
     for i in range(count):
         ones[0, i] = 1.0
     number = nodes.shape[0]
@@ -109,8 +112,8 @@ def sweep(  # type: ignore[no-untyped-def]
             gibbs(coordinates, length, features, features, count, scaled_rows, kernel_rows, tops)
             marginals(weights, length, count, kernel_rows, ones, sums, conditional, plan, rows)
             if mode == _INNER:
-                row_products(plan, count, conditional, 0, count, length, overlap)
-                row_products(plan, count, coordinates, 1, features, length, pulled)
+                row_products(plan, count, conditional, 0, count, length, overlap, False)
+                row_products(plan, count, coordinates, 1, features, length, pulled, False)
                 place = 0
                 for i in range(count):
                     partial[chunk, place] += rows[0, i]
@@ -128,32 +131,21 @@ def sweep(  # type: ignore[no-untyped-def]
             elif mode == _MOMENTS:
                 fill_moment_columns(coordinates, length, features, features)
                 pair_weights(count, length, conditional, plan, pairs)
-                row_products(pairs, num_pairs, coordinates, 0, columns, length, moments)
+                row_products(pairs, num_pairs, coordinates, 0, columns, length, moments, False)
                 for p in range(num_pairs):
                     for k in range(columns):
                         partial[chunk, p * columns + k] += moments[p, k]
             else:
                 cost_changes(
-                    coordinates,
-                    length,
-                    features,
-                    features,
-                    point_rows,
-                    count,
-                    way,
-                    conditional,
-                    plan,
-                    change,
-                    dual,
-                    right,
+                    coordinates, length, features, features, count, scaled_way, conditional, plan, change, dual, right
                 )
                 if mode == _RESPONSE:
                     for i in range(count):
                         partial[chunk, i] += right[0, i]
                 else:
-                    plan_changes(length, count, epsilon, found_step, conditional, change, dual)
+                    plan_changes(length, count, found_step, conditional, conditional, change, dual)
                     for j in range(size):
-                        grad_masses[begin + j] = -dual[0, j]
+                        grad_masses[begin + j] = -epsilon * dual[0, j]
                         for d in range(features):
                             value = 0.0
                             for i in range(count):
@@ -162,7 +154,7 @@ def sweep(  # type: ignore[no-untyped-def]
                     for j in range(0, length, WIDTH):
                         for i in range(count):
                             store(plan, i, j, multiply(load_lanes(weights, 0, j), load_lanes(change, i, j)))
-                    row_products(plan, count, coordinates, 1, features, length, pulled)
+                    row_products(plan, count, coordinates, 1, features, length, pulled, False)
                     for i in range(count):
                         for d in range(features):
                             partial[chunk, i * features + d] += pulled[i, d]
@@ -347,9 +339,10 @@ class _Memory:
         self.here_potential, self.here_self_potential, self.here_rows = (view(track[k], 1, count)[0] for k in (3, 4, 5))
         self.points, self.pulled = view(track[6], count, features), view(track[8], count, features)
         self.potential, self.self_potential, self.rows = (view(track[k], 1, count)[0] for k in (9, 10, 11))
-        self.moments = view(self.places[31], pairs, columns)
-        self.self_plan = view(self.places[24], count, count)
-        self.hessian = view(self.places[43], count * features, count * features)
+        work = dict(zip(Work._fields, self.places, strict=False))
+        self.moments = view(work["moments"], pairs, columns)
+        self.self_plan = view(work["self_plan"], count, count)
+        self.hessian = view(work["hessian"], count * features, count * features)
 
 
 def solve_large(

@@ -7,7 +7,7 @@ diagonal is scratch. ``matrix = U^T diag(pivot)^-1 U`` with ``U[k, k] = pivot[k]
 from __future__ import annotations
 
 from flowpool.compiled.jit import kernel, shared
-from flowpool.compiled.lanes import WIDTH, add, fma, load, multiply, splat, store, total
+from flowpool.compiled.lanes import WIDTH, add, fma, load, multiply, splat, spread, store, total, width_of
 from flowpool.compiled.rows import stay_apart
 
 
@@ -174,25 +174,28 @@ def add_outer(rows, count, weighted, size, matrix):  # type: ignore[no-untyped-d
 
 
 @kernel
-def row_products(left, left_count, right, right_first, right_count, length, result):  # type: ignore[no-untyped-def]
-    """``result[i, k] = sum_j left[i, j] right[right_first + k, j]``, in tiles of three by two rows.
+def row_products(left, left_count, right, right_first, right_count, length, result, upper):  # type: ignore[no-untyped-def]
+    """``result[i, k] = sum_j left[i, j] right[right_first + k, j]``, in tiles of three by two rows, in either precision.
 
     Six sums of eight numbers and what they are made of fit into sixteen registers of four numbers.
+
+    Args:
+        upper: only the tiles that reach the upper triangle are needed.
     """
     stay_apart()
     for k0 in range(0, right_count, 2):
         # At the rim a tile repeats its last row; the same number is then written twice.
         k1 = min(k0 + 1, right_count - 1)
-        for i0 in range(0, left_count, 3):
+        for i0 in range(0, min(left_count, k1 + 1) if upper else left_count, 3):
             i1 = min(i0 + 1, left_count - 1)
             i2 = min(i0 + 2, left_count - 1)
-            sum00 = splat(0.0)
-            sum01 = splat(0.0)
-            sum10 = splat(0.0)
-            sum11 = splat(0.0)
-            sum20 = splat(0.0)
-            sum21 = splat(0.0)
-            for j in range(0, length, WIDTH):
+            sum00 = spread(left, 0.0)
+            sum01 = spread(left, 0.0)
+            sum10 = spread(left, 0.0)
+            sum11 = spread(left, 0.0)
+            sum20 = spread(left, 0.0)
+            sum21 = spread(left, 0.0)
+            for j in range(0, length, width_of(left)):
                 first = load(right, right_first + k0, j)
                 second = load(right, right_first + k1, j)
                 value = load(left, i0, j)
@@ -210,6 +213,32 @@ def row_products(left, left_count, right, right_first, right_count, length, resu
             result[i1, k1] = total(sum11)
             result[i2, k0] = total(sum20)
             result[i2, k1] = total(sum21)
+
+
+@kernel
+def add_combinations(weights, count, rows, width, result):  # type: ignore[no-untyped-def]
+    """``result[i] += sum_k weights[i, k] rows[k]`` for i, k < ``count``, four rows at a time."""
+    stay_apart()
+    for i0 in range(0, count, 4):
+        # At the rim the last row is repeated; the same numbers are then written twice.
+        i1 = min(i0 + 1, count - 1)
+        i2 = min(i0 + 2, count - 1)
+        i3 = min(i0 + 3, count - 1)
+        for c in range(0, width, WIDTH):
+            sum0 = load(result, i0, c)
+            sum1 = load(result, i1, c)
+            sum2 = load(result, i2, c)
+            sum3 = load(result, i3, c)
+            for k in range(count):
+                value = load(rows, k, c)
+                sum0 = fma(splat(weights[i0, k]), value, sum0)
+                sum1 = fma(splat(weights[i1, k]), value, sum1)
+                sum2 = fma(splat(weights[i2, k]), value, sum2)
+                sum3 = fma(splat(weights[i3, k]), value, sum3)
+            store(result, i0, c, sum0)
+            store(result, i1, c, sum1)
+            store(result, i2, c, sum2)
+            store(result, i3, c, sum3)
 
 
 @shared

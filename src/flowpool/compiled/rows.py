@@ -20,26 +20,28 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 
 
 class Rows(types.Type):
-    """Type of a row-major matrix of float64 numbers."""
+    """Type of a row-major matrix of floating-point numbers."""
 
-    def __init__(self) -> None:
-        super().__init__(name="flowpool.Rows")
+    def __init__(self, number: Any) -> None:
+        self.number = number
+        super().__init__(name=f"flowpool.Rows({number})")
 
 
-rows_type = Rows()
+rows_type = Rows(types.float64)
+singles_type = Rows(types.float32)
 _INDEX = types.UniTuple(types.intp, 2)
 
 
 @register_model(Rows)
 class _RowsModel(models.StructModel):
     def __init__(self, manager: Any, frontend_type: Any) -> None:
-        members = [("data", types.CPointer(types.float64)), ("stride", types.intp)]
+        members = [("data", types.CPointer(frontend_type.number)), ("stride", types.intp)]
         super().__init__(manager, frontend_type, members)
 
 
-def item_pointer(context: Any, builder: Any, rows: Any, row: Any, column: Any) -> Any:
-    """LLVM pointer to one entry."""
-    structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=rows)
+def item_pointer(context: Any, builder: Any, kind: Rows, rows: Any, row: Any, column: Any) -> Any:
+    """LLVM pointer to one entry of rows of some kind."""
+    structure = cgutils.create_struct_proxy(kind)(context, builder, value=rows)
     return builder.gep(structure.data, [builder.add(builder.mul(row, structure.stride), column)])
 
 
@@ -47,7 +49,7 @@ def item_pointer(context: Any, builder: Any, rows: Any, row: Any, column: Any) -
 class _ReadTemplate(AbstractTemplate):
     def generic(self, arguments: Any, keywords: Any) -> Any:
         if isinstance(arguments[0], Rows):
-            return signature(types.float64, rows_type, _INDEX)
+            return signature(arguments[0].number, arguments[0], _INDEX)
         return None
 
 
@@ -55,25 +57,25 @@ class _ReadTemplate(AbstractTemplate):
 class _WriteTemplate(AbstractTemplate):
     def generic(self, arguments: Any, keywords: Any) -> Any:
         if isinstance(arguments[0], Rows):
-            return signature(types.none, rows_type, _INDEX, types.float64)
+            return signature(types.none, arguments[0], _INDEX, arguments[0].number)
         return None
 
 
 @lower_builtin(operator.getitem, Rows, types.UniTuple)
-def _read(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+def _read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     row, column = cgutils.unpack_tuple(builder, arguments[1])
-    return builder.load(item_pointer(context, builder, arguments[0], row, column))
+    return builder.load(item_pointer(context, builder, signature.args[0], arguments[0], row, column))
 
 
-@lower_builtin(operator.setitem, Rows, types.UniTuple, types.float64)
-def _write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+@lower_builtin(operator.setitem, Rows, types.UniTuple, types.Float)
+def _write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     row, column = cgutils.unpack_tuple(builder, arguments[1])
-    builder.store(arguments[2], item_pointer(context, builder, arguments[0], row, column))
+    builder.store(arguments[2], item_pointer(context, builder, signature.args[0], arguments[0], row, column))
     return context.get_dummy_value()
 
 
-def _make(context: Any, builder: Any, data: Any, stride: Any) -> Any:
-    structure = cgutils.create_struct_proxy(rows_type)(context, builder)
+def _make(context: Any, builder: Any, data: Any, stride: Any, kind: Rows = rows_type) -> Any:
+    structure = cgutils.create_struct_proxy(kind)(context, builder)
     structure.data, structure.stride = data, stride
     return structure._getvalue()
 
@@ -99,6 +101,18 @@ def part(_context: Any, rows: Any, offset: Any, stride: Any) -> Any:
         return _make(context, builder, builder.gep(structure.data, [arguments[1]]), arguments[2])
 
     return rows_type(rows_type, types.intp, types.intp), generate
+
+
+@intrinsic
+def singles(_context: Any, rows: Any, offset: Any, stride: Any) -> Any:
+    """Rows of float32 numbers in the memory that starts ``offset`` float64 numbers after the first."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=arguments[0])
+        data = builder.bitcast(builder.gep(structure.data, [arguments[1]]), ir.FloatType().as_pointer())
+        return _make(context, builder, data, arguments[2], singles_type)
+
+    return singles_type(rows_type, types.intp, types.intp), generate
 
 
 @intrinsic

@@ -10,9 +10,19 @@ from typing import Any, NamedTuple
 from flowpool.compiled.flow import Place, Track
 from flowpool.compiled.jit import kernel, shared
 from flowpool.compiled.linear import padded
-from flowpool.compiled.rows import part, stay_apart
+from flowpool.compiled.rows import part, singles, stay_apart
 
 BLOCK = 128  # nodes whose moments are taken at once; the weights of a block stay in the first-level cache
+
+
+class Tangent(NamedTuple):
+    """The plan where the Hessian was taken, and how it changes along a direction, in one of two precisions."""
+
+    conditional: Any  # A, (M, N)
+    plan: Any  # P, (M, N)
+    change: Any  # dP or dA, (M, N)
+    dual: Any  # dg, (1, N)
+    scaled: Any  # the direction, (M, Q + 1)
 
 
 class Work(NamedTuple):
@@ -22,13 +32,9 @@ class Work(NamedTuple):
     gibbs: Any
     conditional: Any  # A
     plan: Any  # P
-    change: Any  # dA
-    kept_conditional: Any  # A where the Hessian was taken
-    kept_plan: Any  # P there
     # (1, N)
     sums: Any
     old_sums: Any
-    dual: Any  # dg
     # (1, M)
     scaling: Any
     old_scaling: Any
@@ -49,6 +55,7 @@ class Work(NamedTuple):
     self_plan: Any  # Q
     kept_self_plan: Any
     self_change: Any  # dQ
+    inner: Any  # X W^T
     response: Any
     self_response: Any
     # (M, Q + 1)
@@ -82,6 +89,8 @@ class Work(NamedTuple):
     newton_pivots: Any
     flat_right: Any
     flat_solution: Any
+    double: Tangent
+    single: Tangent
 
 
 @shared
@@ -96,25 +105,46 @@ def reserve(places, first, fields, used, rows, columns):  # type: ignore[no-unty
 
 
 @shared
+def single_width(columns):  # type: ignore[no-untyped-def]
+    """``columns`` rounded up to a multiple of sixteen, the length of a row of float32 numbers."""
+    return 2 * padded((columns + 1) // 2)
+
+
+@kernel
+def to_single(source, row, length, target):  # type: ignore[no-untyped-def]
+    """Copies a row as float32 numbers, with zeros up to a multiple of sixteen."""
+    for j in range(length):
+        target[row, j] = source[row, j]
+    for j in range(length, single_width(length)):
+        target[row, j] = 0.0
+
+
+@shared
 def place_work(places, used, count, length, dimension, lead):  # type: ignore[no-untyped-def]
     """Numbers used by the fields of :class:`Work`."""
     size = count * lead
     pairs = count * (count + 1) // 2
-    used = reserve(places, 0, 6, used, count, length)
-    used = reserve(places, 6, 3, used, 1, length)
-    used = reserve(places, 9, 12, used, 1, count)
-    used = reserve(places, 21, 8, used, count, count)
-    used = reserve(places, 29, 1, used, count, dimension + 1)
-    used = reserve(places, 30, 1, used, pairs, BLOCK)
-    used = reserve(places, 31, 2, used, pairs, 1 + lead + lead * (lead + 1) // 2)
-    used = reserve(places, 33, 2, used, count, lead)
-    used = reserve(places, 35, 3, used, 1, lead)
-    used = reserve(places, 38, 2, used, lead, lead)
-    used = reserve(places, 40, 1, used, size, lead)
+    used = reserve(places, 0, 3, used, count, length)
+    used = reserve(places, 3, 2, used, 1, length)
+    used = reserve(places, 5, 12, used, 1, count)
+    used = reserve(places, 17, 9, used, count, count)
+    used = reserve(places, 26, 1, used, count, dimension + 1)
+    used = reserve(places, 27, 1, used, pairs, BLOCK)
+    used = reserve(places, 28, 2, used, pairs, 1 + lead + lead * (lead + 1) // 2)
+    used = reserve(places, 30, 2, used, count, lead)
+    used = reserve(places, 32, 3, used, 1, lead)
+    used = reserve(places, 35, 2, used, lead, lead)
+    used = reserve(places, 37, 1, used, size, lead)
     # A block may be stored past the last column.
-    used = reserve(places, 41, 2, used, 2 * count, padded(size) + padded(lead))
-    used = reserve(places, 43, 3, used, size + 1, padded(size) + padded(lead))
-    return reserve(places, 46, 4, used, 1, size)
+    used = reserve(places, 38, 2, used, 2 * count, padded(size) + padded(lead))
+    used = reserve(places, 40, 3, used, size + 1, padded(size) + padded(lead))
+    used = reserve(places, 43, 4, used, 1, size)
+    used = reserve(places, 47, 3, used, count, length)
+    used = reserve(places, 50, 1, used, 1, length)
+    used = reserve(places, 51, 1, used, count, dimension + 1)
+    used = reserve(places, 52, 3, used, count, (length + 1) // 2)
+    used = reserve(places, 55, 1, used, 1, (length + 1) // 2)
+    return reserve(places, 56, 1, used, count, dimension // 2 + 1)
 
 
 @shared
@@ -178,9 +208,20 @@ def make_work(buffer, places):  # type: ignore[no-untyped-def]
         part(buffer, places[44, 0], places[44, 1]),
         part(buffer, places[45, 0], places[45, 1]),
         part(buffer, places[46, 0], places[46, 1]),
-        part(buffer, places[47, 0], places[47, 1]),
-        part(buffer, places[48, 0], places[48, 1]),
-        part(buffer, places[49, 0], places[49, 1]),
+        Tangent(
+            part(buffer, places[47, 0], places[47, 1]),
+            part(buffer, places[48, 0], places[48, 1]),
+            part(buffer, places[49, 0], places[49, 1]),
+            part(buffer, places[50, 0], places[50, 1]),
+            part(buffer, places[51, 0], places[51, 1]),
+        ),
+        Tangent(
+            singles(buffer, places[52, 0], 2 * places[52, 1]),
+            singles(buffer, places[53, 0], 2 * places[53, 1]),
+            singles(buffer, places[54, 0], 2 * places[54, 1]),
+            singles(buffer, places[55, 0], 2 * places[55, 1]),
+            singles(buffer, places[56, 0], 2 * places[56, 1]),
+        ),
     )
 
 

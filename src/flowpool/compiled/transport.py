@@ -19,6 +19,7 @@ from flowpool.compiled.lanes import (
     load,
     multiply,
     splat,
+    spread,
     store,
     subtract,
 )
@@ -32,6 +33,7 @@ ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 NOISE = 1e-11  # marginal error below which an iteration that does not halve it has met rounding
 HOPELESS = 1e8  # damping at which Newton has stopped moving
+SERVED = 0.01  # factor by which an iteration must reduce the error for the next one to use the same matrix
 FARTHEST = 200.0  # largest logarithm of a scaling before it is absorbed into the potential
 
 
@@ -47,34 +49,41 @@ def scale_rows(dimension, points, count, potential, epsilon, scaled):  # type: i
         scaled[i, dimension] = (potential[0, i] - square) / epsilon
 
 
+@shared
+def affine(nodes, hull, dimension, count, scaled, result, j):  # type: ignore[no-untyped-def]
+    """``result_ij = scaled_iQ + sum_e scaled_ie y_je`` for the nodes that are taken at a time from j on, in either precision."""
+    last = count // 4 * 4
+    for i in range(0, last, 4):
+        first = spread(result, scaled[i, dimension])
+        second = spread(result, scaled[i + 1, dimension])
+        third = spread(result, scaled[i + 2, dimension])
+        fourth = spread(result, scaled[i + 3, dimension])
+        for e in range(hull):
+            value = load(nodes, e + 1, j)
+            first = fma(spread(result, scaled[i, e]), value, first)
+            second = fma(spread(result, scaled[i + 1, e]), value, second)
+            third = fma(spread(result, scaled[i + 2, e]), value, third)
+            fourth = fma(spread(result, scaled[i + 3, e]), value, fourth)
+        store(result, i, j, first)
+        store(result, i + 1, j, second)
+        store(result, i + 2, j, third)
+        store(result, i + 3, j, fourth)
+    for i in range(last, count):
+        first = spread(result, scaled[i, dimension])
+        for e in range(hull):
+            first = fma(spread(result, scaled[i, e]), load(nodes, e + 1, j), first)
+        store(result, i, j, first)
+
+
 @kernel
 def gibbs(nodes, length, hull, dimension, count, scaled, gibbs_rows, tops):  # type: ignore[no-untyped-def]
     """Fills K, ``(M, N)``, each column with largest entry one, and the logarithms of what they were divided by."""
     stay_apart()
     for j in range(0, length, WIDTH):
+        affine(nodes, hull, dimension, count, scaled, gibbs_rows, j)
         top = splat(-math.inf)
-        for i in range(0, count // 4 * 4, 4):
-            first = splat(scaled[i, dimension])
-            second = splat(scaled[i + 1, dimension])
-            third = splat(scaled[i + 2, dimension])
-            fourth = splat(scaled[i + 3, dimension])
-            for e in range(hull):
-                value = load(nodes, e + 1, j)
-                first = fma(splat(scaled[i, e]), value, first)
-                second = fma(splat(scaled[i + 1, e]), value, second)
-                third = fma(splat(scaled[i + 2, e]), value, third)
-                fourth = fma(splat(scaled[i + 3, e]), value, fourth)
-            store(gibbs_rows, i, j, first)
-            store(gibbs_rows, i + 1, j, second)
-            store(gibbs_rows, i + 2, j, third)
-            store(gibbs_rows, i + 3, j, fourth)
-            top = larger(larger(larger(larger(top, first), second), third), fourth)
-        for i in range(count // 4 * 4, count):
-            first = splat(scaled[i, dimension])
-            for e in range(hull):
-                first = fma(splat(scaled[i, e]), load(nodes, e + 1, j), first)
-            store(gibbs_rows, i, j, first)
-            top = larger(top, first)
+        for i in range(count):
+            top = larger(top, load(gibbs_rows, i, j))
         store(tops, 0, j, top)
         for i in range(count):
             store(gibbs_rows, i, j, exponential(subtract(load(gibbs_rows, i, j), top)))
@@ -142,6 +151,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
     damping = 1e-3
     end = padded(count)
     fresh = True  # K has to be formed
+    served = False  # the factor of the last iteration was good enough to be used again
     error = math.inf
     for _ in range(MAX_ITERATIONS):
         if fresh:
@@ -154,7 +164,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
                 masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows
             )
             error = marginal_error(point_masses, work.rows, count)
-            fresh = False
+            fresh = served = False
         if not error < math.inf or damping > HOPELESS:
             break
         if error <= target and stage <= epsilon:
@@ -166,12 +176,15 @@ def solve_transport(  # type: ignore[no-untyped-def]
             fresh = True
             continue
 
-        row_products(work.plan, count, work.conditional, 0, count, length, work.overlap)
-        schur_matrix(count, work.overlap, work.rows, work.small)
+        newton = served
+        if not served:
+            row_products(work.plan, count, work.conditional, 0, count, length, work.overlap, True)
+            schur_matrix(count, work.overlap, work.rows, work.small)
+            for i in range(count):
+                work.small[i, i] += damping * error * point_masses[0, i]
+            newton = factorise(work.small, count, work.inverse)
         for i in range(count):
-            work.small[i, i] += damping * error * point_masses[0, i]
             work.right[0, i] = point_masses[0, i] - work.rows[0, i]
-        newton = factorise(work.small, count, work.inverse)
         if newton:
             substitute(work.small, count, work.inverse, work.right, work.step, 0)
         else:
@@ -185,6 +198,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
             farthest = max(farthest, abs(work.trial_shift[0, i]))
         if not longest <= FARTHEST:
             damping *= 10.0
+            served = False
             continue
         if farthest > FARTHEST:
             # The scalings would leave the range of numbers: absorb them into the potential and form K again.
@@ -201,6 +215,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
         marginals(masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows)
         trial = marginal_error(point_masses, work.rows, count)
         better = trial <= error / 2
+        served = newton and trial <= SERVED * error
         if not better:
             if error < NOISE:
                 # Neither the error nor the objective says anything any more; the smaller error is kept below.

@@ -45,7 +45,7 @@ def test_conjugate_gradients_replace_the_matrix_where_it_is_too_large(monkeypatc
     large = hessian.hessian(energy, here)
     assert large.matrix is None
     shift = 3 * dense.unit
-    one, other = dense.solve(here.gradient, shift), large.solve(here.gradient, shift)
+    one, other = (x.shifted(shift).solve(here.gradient) for x in (dense, large))
     assert torch.allclose(one.solution, other.solution, atol=1e-9)
     assert one.definite.all() and other.definite.all() and other.settled.all()
     direction = torch.randn(here.points.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

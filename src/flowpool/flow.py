@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation, Scales
 from flowpool.entries import choose, places, put, take
-from flowpool.hessian import Hessian, hessian
+from flowpool.hessian import Hessian, Solved, System, hessian
 from flowpool.schedule import (
     ERROR,
     FIRST_STEP,
@@ -101,23 +101,10 @@ class _Race(NamedTuple):
     stuck: Tensor  # (B,) bool, the rounds were not enough for the next step
 
 
-class _Place(NamedTuple):
-    """As much of an evaluation as is needed to make it again."""
-
-    points: Tensor  # (B, M, D)
-    gradient: Tensor  # (B, M, D)
-    potential: Tensor  # (B, M)
-    self_potential: Tensor  # (B, M)
-
-    @staticmethod
-    def of(here: Evaluation) -> _Place:
-        return _Place(here.points, here.gradient, here.xy.potential, here.self_potential)
-
-
 class _Descent(NamedTuple):
     """Clouds on the implicit part of their way."""
 
-    place: _Place
+    here: Evaluation
     step: Tensor  # (B,), length of the next step
     steps: Tensor  # (B,)
     residual: Tensor  # (B,)
@@ -156,11 +143,11 @@ def follow(
 
     first = _Race(here, torch.zeros_like(start), zero + FIRST_STEP, zero.long(), zero.long(), all_of_them, none)
     raced = _go(energy, first, partial(_race_step, max_steps, step_size), pace, keep_pairs)
-    second = _Descent(_Place.of(raced.here), raced.step, raced.steps, zero + math.inf, none, all_of_them, none)
+    here = energy.evaluate(raced.here.points, raced.here, _newton_tolerance(energy, raced.here, tolerance))
+    second = _Descent(here, raced.step, raced.steps, zero + math.inf, none, all_of_them, none)
     ended = _go(energy, second, partial(_descent_step, tolerance, max_steps), pace, keep_pairs)
-    points, _, potential, self_potential = ended.place
-    residual = _distance(energy, ended, tolerance, keep_pairs)
-    return Flowed(points, potential, self_potential, residual, ended.steps, ended.singular)
+    here, residual = ended.here, _distance(energy, ended, keep_pairs)
+    return Flowed(here.points, here.xy.potential, here.self_potential, residual, ended.steps, ended.singular)
 
 
 def _go(energy: Energy, way: Way, step: Callable[[Energy, Way, int | None], Way], pace: Pace, keep_pairs: bool) -> Way:
@@ -224,110 +211,123 @@ def _race_step(max_steps: int, step_size: float | None, energy: Energy, way: _Ra
 
 def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descent, rounds: int | None) -> _Descent:
     """One Newton step where it is accepted, one implicit step elsewhere."""
-    radius = energy.scales.radius
-    here = _again(energy, way.place, tolerance, rounds)
+    here, wide = way.here, way.step[:, None, None]
     curvature = hessian(energy, here)
-    newton = curvature.newton(here.gradient, _TIGHT, rounds)
-    length = torch.where(newton.definite, _norm(newton.solution) / radius, math.inf)
+    system = curvature.shifted(energy.scales.stiffness / (GAMMA * way.step[:, None]))
+    pull = torch.where(way.going[:, None, None], -here.gradient, 0.0)
+    first = system.solve(pull / (GAMMA * wide), _LOOSE, rounds)  # k1 of Rosenbrock 2
 
-    arrived = length <= tolerance
-    capped = ~arrived & (way.steps >= max_steps)
-    near = ~capped & (way.step >= SLOW) & (length < NEAR * math.sqrt(here.points.shape[1]))
-    jump = _jump(energy, curvature, here, newton.solution, arrived, near, tolerance, rounds)
-    slide = _slide(energy, curvature, here, way.step, way.going & ~jump.taken & ~capped, rounds)
-
-    settled = here.settled & newton.settled & jump.settled & slide.settled
-    place = choose(slide.taken, _Place.of(slide.there), choose(jump.taken, _Place.of(jump.there), _Place.of(here)))
-    lost = ~_norm(place.gradient).isfinite()
-    done = jump.taken & ((jump.rest <= tolerance) | (way.steps >= max_steps))
+    jump = _jump(energy, curvature, way, GAMMA * wide * first.solution, tolerance, max_steps, rounds)
+    slide = _slide(energy, system, way, first, way.going & ~jump.taken & ~jump.capped, rounds)
+    taken, there = jump.taken | slide.taken, choose(jump.taken, jump.there, slide.there)
+    lost = taken & ~_norm(there.gradient).isfinite()
+    done = jump.taken & ((jump.residual <= tolerance) | (way.steps >= max_steps))
+    settled = first.settled & jump.settled & slide.settled
     following = _Descent(
-        place,
+        choose(taken, there, here),
         slide.step,
-        way.steps + ~capped,
-        torch.where(lost, math.nan, torch.where(jump.taken, jump.rest, length)),
-        newton.definite & curvature.is_singular(newton),
-        ~(done | capped | lost),
+        way.steps + ~jump.capped,
+        torch.where(lost, math.nan, jump.residual),
+        jump.singular,
+        ~(done | jump.capped | lost),
         way.stuck,
     )
     return choose(way.going & settled, following, way)._replace(stuck=way.going & ~settled)
 
 
 class _Jump(NamedTuple):
+    """Newton steps."""
+
     there: Evaluation
     taken: Tensor  # (B,) bool
-    rest: Tensor  # (B,), Newton step left there
+    capped: Tensor  # (B,) bool, the flow ends here because no further step is allowed
+    residual: Tensor  # (B,), length of the Newton step left, in units of R
+    singular: Tensor  # (B,) bool
     settled: Tensor  # (B,) bool
 
 
 def _jump(
     energy: Energy,
     curvature: Hessian,
-    here: Evaluation,
-    newton: Tensor,
-    arrived: Tensor,
-    near: Tensor,
+    way: _Descent,
+    shorter: Tensor,
     tolerance: float,
+    max_steps: int,
     rounds: int | None,
 ) -> _Jump:
     """Newton steps: where they lead, which were accepted, and the Newton step left there.
 
     A step from near the end is accepted if the gradient falls as it should; one that is shorter than the tolerance
     always is. What is left is measured with the Hessian at hand, which such a short step hardly changes.
+
+    Args:
+        shorter: a step that is no longer than Newton's; it tells where that need not be tried, ``(B, M, D)``.
     """
-    wanted = arrived | near
+    here, radius, last = way.here, energy.scales.radius, way.steps >= max_steps
+    longest = torch.where(way.step >= SLOW, NEAR * math.sqrt(here.points.shape[1]), tolerance)
+    hopeful = way.going & (last | (_norm(shorter) / radius <= longest))
+    none = torch.zeros_like(hopeful)
     nothing = torch.full_like(energy.epsilon, math.inf)
+    if not _any(hopeful, rounds):
+        return _Jump(here, none, none, nothing, none, ~none)
+    newton = curvature.newton(torch.where(hopeful[:, None, None], here.gradient, 0.0), _TIGHT, rounds)
+    length = torch.where(hopeful & newton.definite, _norm(newton.solution) / radius, nothing)
+    singular = newton.definite & curvature.is_singular(newton)
+    arrived = length <= tolerance
+    capped = last & ~arrived
+    wanted = arrived | ~last & (length < longest)
     if not _any(wanted, rounds):
-        return _Jump(here, wanted, nothing, ~wanted)
-    target = torch.where(wanted[:, None, None], here.points - newton, here.points)
-    there = energy.evaluate(target, here, _inner_tolerance(energy, here.gradient, tolerance), rounds)
-    progress = torch.where(_norm(newton) < TINY * energy.scales.radius, TINY_PROGRESS, PROGRESS)
-    taken = arrived | near & (_norm(there.gradient) < progress * _norm(here.gradient))
-    left = curvature.newton(there.gradient, _LOOSE, rounds)
-    rest = torch.where(taken, _norm(left.solution) / energy.scales.radius, nothing)
-    return _Jump(there, taken, rest, ~wanted | there.settled & (~taken | left.settled))
+        return _Jump(here, none, capped, length, singular, newton.settled)
+    target = torch.where(wanted[:, None, None], here.points - newton.solution, here.points)
+    there = energy.evaluate(target, here, _newton_tolerance(energy, here, tolerance), rounds)
+    progress = torch.where(length < TINY, TINY_PROGRESS, PROGRESS)
+    taken = arrived | wanted & (_norm(there.gradient) < progress * _norm(here.gradient))
+    left = curvature.newton(torch.where(taken[:, None, None], there.gradient, 0.0), _LOOSE, rounds)
+    residual = torch.where(taken, _norm(left.solution) / radius, length)
+    return _Jump(there, taken, capped, residual, singular, newton.settled & (~wanted | there.settled & left.settled))
 
 
 class _Slide(NamedTuple):
+    """Steps of Rosenbrock 2."""
+
     there: Evaluation
     taken: Tensor  # (B,) bool
     step: Tensor  # (B,), length of the next step
     settled: Tensor  # (B,) bool
 
 
-def _slide(
-    energy: Energy, curvature: Hessian, here: Evaluation, step: Tensor, wanted: Tensor, rounds: int | None
-) -> _Slide:
+def _slide(energy: Energy, system: System, way: _Descent, first: Solved, wanted: Tensor, rounds: int | None) -> _Slide:
     """One accepted or refused step of ROS2, and the length that the next one should have.
 
     ``(H + shift) k1 = -G / (gamma step)``, ``(H + shift) k2 = -G(x + step k1) / (gamma step) - 2 shift k1``,
     ``x += step (3 k1 + k2) / 2``; the method keeps its order with an approximate Hessian.
     """
-    if not _any(wanted, rounds):
-        return _Slide(here, wanted, step, ~wanted)
-    unit, wide = energy.scales, step[:, None, None]
-    shift = unit.stiffness / (GAMMA * step[:, None])  # (B, M)
-    inner = (0.01 * (_norm(here.gradient) / unit.radius).square()).clamp(1e-9, 1e-6)
-    first = curvature.solve(-here.gradient / (GAMMA * wide), shift, _LOOSE, rounds)
+    here, step, unit = way.here, way.step, energy.scales
     usable = first.definite & wanted
+    if not _any(usable, rounds):
+        return _Slide(here, usable, torch.where(wanted, (0.3 * step).clamp_min(1e-6), step), ~usable)
+    wide, stiffness = step[:, None, None], unit.stiffness.unsqueeze(-1)
+    inner = (0.01 * (_norm(here.gradient) / unit.radius).square()).clamp(1e-9, 1e-6)
     halfway = torch.where(usable[:, None, None], here.points + wide * first.solution, here.points)
     middle = energy.evaluate(halfway, here, inner, rounds)
     # k1 + k2 is small, and is found instead of k2.
-    right = -(here.gradient + middle.gradient) / (GAMMA * wide) - 2 * shift.unsqueeze(-1) * first.solution
-    both = curvature.solve(right, shift, _LOOSE, rounds)
+    right = (here.gradient + middle.gradient + 2 * stiffness * first.solution) / (-GAMMA * wide)
+    both = system.solve(torch.where(usable[:, None, None], right, 0.0), _LOOSE, rounds)
     move = wide * (first.solution + both.solution / 2)
     error = _norm(wide * both.solution / 2) / (ERROR * _extent(here.points, unit))
     usable = usable & error.isfinite()
-    there = energy.evaluate(torch.where(usable[:, None, None], here.points + move, here.points), here, inner, rounds)
+    target = torch.where(usable[:, None, None], here.points + move, here.points)
+    there = energy.evaluate(target, middle, inner, rounds)
     # A flow never climbs: a long step that ends uphill has jumped over the minimum.
     uphill = (there.gradient * move).sum((-1, -2)) > 0.2 * (here.gradient * move).sum((-1, -2)).abs()
     climbed = (step > 1) & uphill
-    taken = usable & (error <= 1) & ~climbed
     factor = torch.where(usable & ~climbed, (0.8 / error.sqrt()).clamp(0.1, 5.0), 0.3)
-    settled = first.settled & middle.settled & both.settled & there.settled
-    return _Slide(there, taken, torch.where(wanted, (step * factor).clamp(1e-6, 1e9), step), ~wanted | settled)
+    settled = ~wanted | middle.settled & both.settled & there.settled
+    step = torch.where(wanted, (step * factor).clamp(1e-6, 1e9), step)
+    return _Slide(there, usable & (error <= 1) & ~climbed, step, settled)
 
 
-def _distance(energy: Energy, way: _Descent, tolerance: float, keep_pairs: bool) -> Tensor:
+def _distance(energy: Energy, way: _Descent, keep_pairs: bool) -> Tensor:
     """Length of the Newton step that is left, also where the flow was cut off at an indefinite Hessian.
 
     There the Hessian is shifted until it is positive definite.
@@ -336,26 +336,19 @@ def _distance(energy: Energy, way: _Descent, tolerance: float, keep_pairs: bool)
     if not len(index):
         return way.residual
     local, part = energy.select(index), take(way, index)
-    here = _again(local, part.place, tolerance, None)
+    here, length, shift = part.here, part.residual, 1e-9
     curvature = hessian(local, here)
-    length, shift = part.residual, 1e-9
     while shift <= 1e3 and bool(length.isinf().any()):
-        found = curvature.solve(here.gradient, shift * curvature.unit, _LOOSE)
+        found = curvature.shifted(shift * curvature.unit).solve(here.gradient, _LOOSE)
         length = torch.where(length.isinf() & found.definite, _norm(found.solution) / local.scales.radius, length)
         shift *= 10
     return way.residual.index_copy(0, index, length)
 
 
-def _again(energy: Energy, place: _Place, tolerance: float, rounds: int | None) -> Evaluation:
-    """The evaluation at a place, made precise enough for a Newton step."""
-    inner = _inner_tolerance(energy, place.gradient, tolerance)
-    return energy.evaluate_from(place.points, place.potential, place.self_potential, inner, rounds)
-
-
-def _inner_tolerance(energy: Energy, gradient: Tensor, tolerance: float) -> Tensor:
+def _newton_tolerance(energy: Energy, here: Evaluation, tolerance: float) -> Tensor:
     """Marginal error that a Newton step can afford: quadratic in the gradient, and far below what is asked for."""
     least = max(min(1e-11, 1e-6 * tolerance), TIGHTEST)
-    return (0.01 * (_norm(gradient) / energy.scales.radius).square()).clamp(least, 1e-6)
+    return (0.01 * (_norm(here.gradient) / energy.scales.radius).square()).clamp(least, 1e-6)
 
 
 def _norm(value: Tensor) -> Tensor:

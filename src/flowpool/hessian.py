@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +42,50 @@ class Solved(NamedTuple):
     settled: Tensor
 
 
+class System(Protocol):
+    """A batch of symmetric matrices that can be solved with."""
+
+    def solve(self, right: Tensor, precision: float = ..., rounds: int | None = ...) -> Solved:
+        """Solution for the right-hand side ``(B, M, D)``.
+
+        Args:
+            right: ``(B, M, D)``.
+            precision: relative residual that an iterative solution may leave.
+            rounds: see :func:`flowpool.sinkhorn.solve`.
+        """
+
+
+class Factorised(NamedTuple):
+    """Matrices with their Cholesky factors."""
+
+    factor: Tensor  # (B, M D, M D)
+    exists: Tensor  # (B,) bool
+    flattest: Tensor  # (B,), smallest pivot
+
+    def solve(self, right: Tensor, precision: float = 0.0, rounds: int | None = None) -> Solved:
+        solution = torch.cholesky_solve(right.flatten(1).unsqueeze(-1), self.factor).view_as(right)
+        definite = self.exists & (solution.abs().amax((-1, -2)) < torch.inf)
+        return Solved(solution, definite, torch.where(definite, self.flattest, 0.0), torch.ones_like(definite))
+
+
+class Iterated(NamedTuple):
+    """Matrices known by their products, for conjugate gradients."""
+
+    product: Callable[[Tensor], Tensor]  # without the shift
+    shift: Tensor  # (B, M, 1)
+    likeness: Tensor  # (B, M, M), factor of the preconditioner
+
+    def solve(self, right: Tensor, precision: float = _CG_TOLERANCE, rounds: int | None = None) -> Solved:
+        return conjugate_gradients(
+            lambda w: torch.addcmul(self.product(w), self.shift, w),
+            right,
+            lambda w: torch.cholesky_solve(w, self.likeness),
+            precision,
+            2 * right[0].numel() if rounds is None else _CG_ROUNDS * rounds,
+            rounds is None,
+        )
+
+
 @dataclass(frozen=True)
 class Hessian:
     """The Hessian of a batch of energies at given points.
@@ -57,35 +102,25 @@ class Hessian:
     unit: Tensor
     likeness: Tensor
 
-    def solve(
-        self, right: Tensor, shift: Tensor, precision: float = _CG_TOLERANCE, rounds: int | None = None
-    ) -> Solved:
-        """Solution of ``(H + shift) w = right``.
-
-        Args:
-            right: ``(B, M, D)``.
-            shift: added to the diagonal, per point, ``(B, M)``.
-            precision: relative residual that an iterative solution may leave.
-            rounds: see :func:`flowpool.sinkhorn.solve`.
-        """
+    def shifted(self, shift: Tensor) -> System:
+        """The matrix ``H + shift``, ready to be solved with; ``shift`` is per point, ``(B, M)``."""
         if self.matrix is None:
-            factor, _ = torch.linalg.cholesky_ex(self.likeness + torch.diag_embed(shift + _MERGED * self.unit))
-            most = 2 * right[0].numel() if rounds is None else _CG_ROUNDS * rounds
-            return conjugate_gradients(
-                lambda w: self.product(w) + shift.unsqueeze(-1) * w,
-                right,
-                lambda w: torch.cholesky_solve(w, factor),
-                precision,
-                most,
-                rounds is None,
-            )
+            likeness = self.likeness + torch.diag_embed(shift + _MERGED * self.unit)
+            return Iterated(self.product, shift.unsqueeze(-1), torch.linalg.cholesky_ex(likeness)[0])
         matrix = self.matrix.clone()
-        matrix.diagonal(dim1=-2, dim2=-1).add_(shift.unsqueeze(-1).expand_as(right).flatten(1))
+        dim = matrix.shape[-1] // shift.shape[-1]
+        matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(dim, -1))
         factor, failed = torch.linalg.cholesky_ex(matrix)
-        solution = torch.cholesky_solve(right.flatten(1).unsqueeze(-1), factor).view_as(right)
-        definite = (failed == 0) & (solution.abs().amax((-1, -2)) < torch.inf)
-        flattest = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)  # of the pivots
-        return Solved(solution, definite, torch.where(definite, flattest, 0.0), torch.ones_like(definite))
+        return Factorised(factor, failed == 0, factor.diagonal(dim1=-2, dim2=-1).square().amin(-1))
+
+    @cached_property
+    def plain(self) -> System:
+        """H itself."""
+        return self.shifted(torch.zeros_like(self.unit))
+
+    @cached_property
+    def _damped(self) -> System:
+        return self.shifted(NULL * self.unit)
 
     def newton(self, gradient: Tensor, precision: float = _CG_TOLERANCE, rounds: int | None = None) -> Solved:
         """Newton step ``H^-1 gradient``; ``definite`` where H is positive semi-definite.
@@ -94,7 +129,7 @@ class Hessian:
         rounding, and :meth:`is_singular` holds. The gradient has no part along them, so there the step is the
         minimum-norm one. Conjugate gradients, which start at zero, find no other.
         """
-        found = self.solve(gradient, torch.zeros_like(self.unit), precision, rounds)
+        found = self.plain.solve(gradient, precision, rounds)
         if self.matrix is None:
             points = torch.linalg.cholesky_ex(self.likeness + torch.diag_embed(NULL * self.unit))[0]
             merged = points.diagonal(dim1=-2, dim2=-1).square().amin(-1)  # small where two points have met
@@ -103,10 +138,9 @@ class Hessian:
         if rounds is None and not bool(doubtful.any()):
             return found
         # (H + shift)^-1 H (H + shift)^-1 leaves out what is zero, and is the inverse of everything else.
-        shift = NULL * self.unit
-        damped = self.solve(gradient, shift)
-        step = damped.solution - self.solve(shift.unsqueeze(-1) * damped.solution, shift).solution
-        step = torch.where(doubtful[:, None, None], step, found.solution)
+        damped = self._damped.solve(gradient)
+        again = self._damped.solve(NULL * self.unit.unsqueeze(-1) * damped.solution)
+        step = torch.where(doubtful[:, None, None], damped.solution - again.solution, found.solution)
         return Solved(step, ~doubtful | damped.definite, found.flattest, found.settled)
 
     def is_singular(self, found: Solved) -> Tensor:

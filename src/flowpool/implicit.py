@@ -47,12 +47,11 @@ def solve_adjoint(curvature: Hessian, cotangent: Tensor, ridge: float) -> Adjoin
     """
     unit = curvature.unit.mean(-1)  # (B,)
     penalty = ridge * unit.square()
-    no_shift = torch.zeros_like(curvature.unit)
-    found = curvature.solve(cotangent, no_shift)
+    found = curvature.plain.solve(cotangent)
     solution = found.solution
     if curvature.matrix is not None:
         # (H H + lambda) w = H v is (H + lambda / H) w = v; its first-order form needs the factor of H only.
-        inverse = curvature.solve(curvature.solve(solution, no_shift).solution, no_shift).solution
+        inverse = curvature.plain.solve(curvature.plain.solve(solution).solution).solution
         correction = penalty[:, None, None] * inverse
         good = found.definite & (_norm(correction) <= _NEGLIGIBLE * _norm(solution))
         solution = solution - correction
@@ -92,7 +91,7 @@ def _find_adjoint(energy: Energy, solved: Evaluation, cotangent: Tensor, ridge: 
     size = cotangent[0].numel()
     if curvature.matrix is not None or size > DIRECT_LIMIT:
         return solve_adjoint(curvature, cotangent, ridge)
-    found = curvature.solve(cotangent, torch.zeros_like(curvature.unit))
+    found = curvature.plain.solve(cotangent)
     sound = found.definite & found.settled & ~curvature.is_singular(found) & (ridge <= _LARGE_RIDGE)
     penalty = ridge * curvature.unit.mean(-1).square()
     adjoint = _judged(curvature, cotangent, penalty, found.solution, sound)

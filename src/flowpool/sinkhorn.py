@@ -136,10 +136,10 @@ def solve(
     """
     if potential is None:
         potential = cold_potential(cost, point_masses, masses, epsilon)
-    scaled, weights = cost / epsilon[:, None, None], masses.unsqueeze(-2)
+    weights, level = masses.unsqueeze(-2), epsilon[:, None, None]
 
     def conditional_at(trial: Tensor) -> Tensor:
-        return (trial.unsqueeze(-1) - scaled).softmax(-2)
+        return ((trial.unsqueeze(-1) - cost) / level).softmax(-2)
 
     def newton(conditional: Tensor, plan: Tensor, slack: Tensor, error: Tensor) -> Tensor:
         matrix = schur(plan, conditional)
@@ -162,13 +162,13 @@ def _ascend(
     """The maximum of a concave function of the potential, by steps that are shortened until they climb.
 
     Args:
-        conditional_at: maps a potential in units of epsilon to A.
+        conditional_at: maps a potential to A.
         weights: what makes A a plan.
         newton: maps A, the plan, the slack of its rows and the error to a step in units of epsilon.
         rounds: see :func:`solve`.
     """
     target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(_ROUNDING)
-    trial = base = potential / epsilon[:, None]  # (B, M)
+    trial = base = potential
     smallest = torch.full_like(epsilon, math.inf)  # (B,), error at the base
     refused = iterations = torch.zeros_like(epsilon, dtype=torch.long)
     most = MAX_ITERATIONS if rounds is None else rounds
@@ -183,12 +183,12 @@ def _ascend(
         settled = (error <= target) | (refused > _HOPELESS)
         if iteration == most or rounds is None and bool(settled.all()):
             break
-        following = trial + newton(conditional, plan, slack, error)
+        following = trial + epsilon.unsqueeze(-1) * newton(conditional, plan, slack, error)
         following = torch.where(kept.unsqueeze(-1), following, base + (trial - base) / 4)
         base, smallest = torch.where(kept.unsqueeze(-1), trial, base), torch.where(kept, error, smallest)
         trial = torch.where(settled.unsqueeze(-1), trial, following)
         iterations = iterations + ~settled
-    return Transport(trial * epsilon[:, None], conditional, plan, error, iterations, settled)
+    return Transport(trial, conditional, plan, error, iterations, settled)
 
 
 def _newton_or_ascent(matrix: Tensor, slack: Tensor, masses: Tensor, longest: float) -> Tensor:
@@ -286,10 +286,10 @@ def solve_self(
     """
     if potential is None:
         potential = epsilon[:, None] / 2 * masses.log()
-    scaled = cost / epsilon[:, None, None]
+    level = epsilon[:, None, None]
 
     def plan_at(trial: Tensor) -> Tensor:
-        return (trial.unsqueeze(-1) + trial.unsqueeze(-2) - scaled).exp()
+        return ((trial.unsqueeze(-1) + trial.unsqueeze(-2) - cost) / level).exp()
 
     def newton(_: Tensor, plan: Tensor, slack: Tensor, error: Tensor) -> Tensor:
         matrix = plan.clone()

@@ -64,10 +64,13 @@ class Bucket(NamedTuple):
 
 
 def padded_size(size: int) -> int:
-    """The number of rows that a graph of ``size`` nodes is padded to: a multiple of 8, and of about a quarter of it."""
+    """The number of rows that a graph of ``size`` nodes is padded to: a multiple of 32, and of about a quarter of it.
+
+    Graphs of a few dozen nodes are so cheap that one bucket for all of them is quicker than none of them padded.
+    """
     if size > _ALONE:
         return size
-    unit = max(8, 1 << max(0, size.bit_length() - 3))
+    unit = max(32, 1 << max(0, size.bit_length() - 3))
     return -(-size // unit) * unit
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation, Scales
-from flowpool.entries import choose, places, put, take
+from flowpool.entries import Record, choose, places, put, take
 from flowpool.hessian import Hessian, Solved, System, hessian
 from flowpool.schedule import (
     ERROR,
@@ -174,6 +174,15 @@ def _any(mask: Tensor, rounds: int | None) -> bool:
     return rounds is not None or bool(mask.any())
 
 
+def _either(first: Tensor, one: Record, other: Record, rounds: int | None) -> Record:
+    """:func:`choose`, with nothing copied if the host may look and finds that it is the same for all clouds."""
+    if rounds is None:
+        count = int(first.sum())
+        if count in (0, len(first)):
+            return one if count else other
+    return choose(first, one, other)
+
+
 def _race_step(max_steps: int, step_size: float | None, energy: Energy, way: _Race, rounds: int | None) -> _Race:
     """One explicit step, while they need not be longer than stability allows."""
     here, unit = way.here, energy.scales
@@ -199,7 +208,7 @@ def _race_step(max_steps: int, step_size: float | None, energy: Energy, way: _Ra
     stuck = going & ~there.settled
     taken = going & there.settled
     return _Race(
-        choose(taken, there, here) if _any(~taken, rounds) else there,
+        _either(taken, there, here, rounds),
         torch.where(taken[:, None, None], now, way.velocity),
         torch.where(taken, length, way.step),
         way.steps + taken,
@@ -219,12 +228,12 @@ def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descen
 
     jump = _jump(energy, curvature, way, GAMMA * wide * first.solution, tolerance, max_steps, rounds)
     slide = _slide(energy, system, way, first, way.going & ~jump.taken & ~jump.capped, rounds)
-    taken, there = jump.taken | slide.taken, choose(jump.taken, jump.there, slide.there)
+    taken, there = jump.taken | slide.taken, _either(jump.taken, jump.there, slide.there, rounds)
     lost = taken & ~_norm(there.gradient).isfinite()
     done = jump.taken & ((jump.residual <= tolerance) | (way.steps >= max_steps))
     settled = first.settled & jump.settled & slide.settled
     following = _Descent(
-        choose(taken, there, here),
+        _either(taken, there, here, rounds),
         slide.step,
         way.steps + ~jump.capped,
         torch.where(lost, math.nan, jump.residual),
@@ -232,7 +241,7 @@ def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descen
         ~(done | jump.capped | lost),
         way.stuck,
     )
-    return choose(way.going & settled, following, way)._replace(stuck=way.going & ~settled)
+    return _either(way.going & settled, following, way, rounds)._replace(stuck=way.going & ~settled)
 
 
 class _Jump(NamedTuple):

@@ -297,17 +297,17 @@ class PlanResponse:
         points, epsilon = self.solved.points, self.energy.epsilon[:, None, None]
         plan, conditional, xx = self.solved.xy.plan, self.solved.xy.conditional, self.solved.xx
         own = (direction * points).sum(-1, keepdim=True)  # (B, M, 1)
-        change = 2 * (own - direction @ self.energy.nodes.transpose(-1, -2))  # (B, M, N), dC
+        change = torch.baddbmm(own, direction, self.energy.nodes.transpose(-1, -2), beta=2, alpha=-2)  # (B, M, N), dC
         column = (conditional * change).sum(-2, keepdim=True)  # (B, 1, N)
-        change = column - change
-        first = torch.cholesky_solve(-(plan * change).sum(-1, keepdim=True), self.factor)  # (B, M, 1), df
+        change = change - column
+        first = torch.cholesky_solve((plan * change).sum(-1, keepdim=True), self.factor)  # (B, M, 1), df
         shift = (conditional * first).sum(-2, keepdim=True)
-        plan_change = plan * (first - shift + change) / epsilon
+        plan_change = plan * (first - shift - change) / epsilon
         dual = (column - shift).squeeze(-2)
         if xx is None or self.self_factor is None:
             return PlanChange(plan_change, dual, None)
-        cross = own - direction @ points.transpose(-1, -2)
-        change = 2 * (cross + cross.transpose(-1, -2))  # (B, M, M), dD
+        cross = torch.baddbmm(own, direction, points.transpose(-1, -2), beta=2, alpha=-2)
+        change = cross + cross.transpose(-1, -2)  # (B, M, M), dD
         first = torch.cholesky_solve((xx.plan * change).sum(-1, keepdim=True), self.self_factor)  # (B, M, 1), dh
         return PlanChange(plan_change, dual, xx.plan * (first + first.transpose(-1, -2) - change) / epsilon)
 
@@ -315,9 +315,10 @@ class PlanResponse:
         """``H w = 2 (Q w + dQ X - dP Y)``, with diag(a) for Q where the energy is not debiased."""
         change = self.along(direction)
         if self.solved.xx is None or change.self_plan is None:
-            return 2 * (self.energy.point_masses.unsqueeze(-1) * direction - change.plan @ self.energy.nodes)
-        image = torch.baddbmm(self.solved.xx.plan @ direction, change.self_plan, self.solved.points)
-        return 2 * image.baddbmm_(change.plan, self.energy.nodes, alpha=-1)
+            own = self.energy.point_masses.unsqueeze(-1) * direction
+        else:
+            own = torch.bmm(self.solved.xx.plan, direction).baddbmm_(change.self_plan, self.solved.points)
+        return own.baddbmm_(change.plan, self.energy.nodes, beta=2, alpha=-2)
 
 
 def conjugate_gradients(
@@ -341,27 +342,28 @@ def conjugate_gradients(
     Started at zero, it gives the minimum-norm solution where the matrix is singular.
     """
     solution, residual = torch.zeros_like(right), right
-    direction = preconditioned = precondition(residual)
-    strength = (residual * preconditioned).sum((-1, -2))
+    direction = precondition(residual)
+    strength = _inner(residual, direction)  # (B, 1, 1)
     goal = tolerance**2 * strength
-    definite = torch.ones_like(strength, dtype=torch.bool)
     flattest = torch.full_like(strength, torch.inf)
     for _ in range(most):
-        active = definite & (strength > goal)
+        active = (strength > goal) & (flattest > 0)
         if look and not bool(active.any()):
             break
         image = product(direction)
-        curvature = (direction * image).sum((-1, -2))
-        definite = definite & ~(active & ~(curvature > 0))
-        active = active & definite
-        square = direction.square().sum((-1, -2))
-        flattest = torch.where(active, torch.minimum(flattest, curvature / square), flattest)
-        length = torch.where(active, strength / curvature, 0.0)[:, None, None]
-        solution = solution + length * direction
-        residual = residual - length * image
+        curvature = _inner(direction, image)
+        flattest = torch.where(active, torch.minimum(flattest, curvature / _inner(direction, direction)), flattest)
+        length = (strength / curvature).masked_fill_(~(active & (curvature > 0)), 0.0)
+        solution = torch.addcmul(solution, length, direction)
+        residual = torch.addcmul(residual, length, image, value=-1)
         preconditioned = precondition(residual)
-        following = (residual * preconditioned).sum((-1, -2))
-        ratio = torch.where(active, following / strength, 0.0)[:, None, None]
-        direction = torch.where(active[:, None, None], preconditioned + ratio * direction, direction)
+        following = _inner(residual, preconditioned)
+        direction = torch.where(active, torch.addcmul(preconditioned, following / strength, direction), direction)
         strength = torch.where(active, following, strength)
-    return Solved(solution, definite, torch.where(definite, flattest, 0.0), ~(definite & (strength > goal)))
+    definite = flattest > 0
+    settled = ~(definite & (strength > goal))
+    return Solved(solution, *(x.view(-1) for x in (definite, flattest.clamp_min(0.0), settled)))
+
+
+def _inner(one: Tensor, other: Tensor) -> Tensor:
+    return (one * other).sum((-1, -2), keepdim=True)

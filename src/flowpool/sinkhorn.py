@@ -31,7 +31,6 @@ _MOST_STAGES = 64
 _ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 _HOPELESS = 12  # refused steps in a row after which rounding has the last word
 _DAMPING = 1e-3  # of Newton, in units of the error that is left
-_LONGEST = 1.0  # Newton step of a self-transport, in units of epsilon, beyond which exp outruns its tangent
 _MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 
 
@@ -138,20 +137,18 @@ def solve(
         potential = cold_potential(cost, point_masses, masses, epsilon)
     weights, level = masses.unsqueeze(-2), epsilon[:, None, None]
 
-    def conditional_at(trial: Tensor) -> Tensor:
-        return ((trial.unsqueeze(-1) - cost) / level).softmax(-2)
+    def plan_at(trial: Tensor) -> tuple[Tensor, Tensor]:
+        conditional = ((trial.unsqueeze(-1) - cost) / level).softmax(-2)
+        return conditional * weights, conditional
 
-    def newton(conditional: Tensor, plan: Tensor, slack: Tensor, error: Tensor) -> Tensor:
-        matrix = schur(plan, conditional)
-        matrix.diagonal(dim1=-2, dim2=-1).add_(_DAMPING * error.unsqueeze(-1) * point_masses)
-        return _newton_or_ascent(matrix, slack, point_masses, math.inf)
+    def newton(plan: Tensor, conditional: Tensor, slack: Tensor, error: Tensor) -> Tensor:
+        return _solve(schur(plan, conditional, _DAMPING * error * point_masses), slack)
 
-    return _ascend(conditional_at, weights, newton, potential, epsilon, point_masses, tolerance, rounds)
+    return _ascend(plan_at, newton, potential, epsilon, point_masses, tolerance, rounds)
 
 
 def _ascend(
-    conditional_at: Callable[[Tensor], Tensor],
-    weights: Tensor | float,
+    plan_at: Callable[[Tensor], tuple[Tensor, Tensor]],
     newton: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     potential: Tensor,
     epsilon: Tensor,
@@ -162,43 +159,38 @@ def _ascend(
     """The maximum of a concave function of the potential, by steps that are shortened until they climb.
 
     Args:
-        conditional_at: maps a potential to A.
-        weights: what makes A a plan.
-        newton: maps A, the plan, the slack of its rows and the error to a step in units of epsilon.
+        plan_at: maps a potential to the plan P and the conditional A.
+        newton: maps P, A, the slack of the rows and the error ``(B, 1)`` to a step in units of epsilon.
         rounds: see :func:`solve`.
     """
-    target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(_ROUNDING)
+    target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(_ROUNDING).unsqueeze(-1)
+    level = epsilon.unsqueeze(-1)
     trial = base = potential
-    smallest = torch.full_like(epsilon, math.inf)  # (B,), error at the base
-    refused = iterations = torch.zeros_like(epsilon, dtype=torch.long)
+    smallest = torch.full_like(level, math.inf)  # (B, 1), error at the base
+    refused, iterations = (torch.zeros_like(level, dtype=torch.long) for _ in range(2))
     most = MAX_ITERATIONS if rounds is None else rounds
     for iteration in range(most + 1):
-        conditional = conditional_at(trial)
-        plan = conditional * weights
+        plan, conditional = plan_at(trial)
         slack = point_masses - plan.sum(-1)
-        error = slack.abs().sum(-1)
+        error = slack.abs().sum(-1, keepdim=True)
         # A step is kept if it halves the error, or if the concave objective still rises where it ends.
-        kept = (error <= smallest / 2) | ((slack * (trial - base)).sum(-1) >= 0)
-        refused = torch.where(kept, 0, refused + 1)
+        kept = (error <= smallest / 2) | ((slack * (trial - base)).sum(-1, keepdim=True) >= 0)
+        refused = (refused + 1).masked_fill_(kept, 0)
         settled = (error <= target) | (refused > _HOPELESS)
         if iteration == most or rounds is None and bool(settled.all()):
             break
-        following = trial + epsilon.unsqueeze(-1) * newton(conditional, plan, slack, error)
-        following = torch.where(kept.unsqueeze(-1), following, base + (trial - base) / 4)
-        base, smallest = torch.where(kept.unsqueeze(-1), trial, base), torch.where(kept, error, smallest)
-        trial = torch.where(settled.unsqueeze(-1), trial, following)
+        following = torch.addcmul(trial, level, newton(plan, conditional, slack, error))
+        following = torch.where(kept, following, base.lerp(trial, 0.25))
+        base, smallest = torch.where(kept, trial, base), torch.where(kept, error, smallest)
+        trial = torch.where(settled, trial, following)
         iterations = iterations + ~settled
-    return Transport(trial, conditional, plan, error, iterations, settled)
+    return Transport(trial, conditional, plan, error.squeeze(-1), iterations.squeeze(-1), settled.squeeze(-1))
 
 
-def _newton_or_ascent(matrix: Tensor, slack: Tensor, masses: Tensor, longest: float) -> Tensor:
-    """``matrix^-1 slack``, or half of Sinkhorn's step where that cannot be had or is too long, ``(B, M)``."""
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """``matrix^-1 right`` of positive definite matrices ``(B, M, M)``; zero where rounding has made one indefinite."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    newton = torch.cholesky_solve(slack.unsqueeze(-1), factor).squeeze(-1)
-    rows = (masses - slack).clamp_min(torch.finfo(slack.dtype).tiny)
-    ascent = torch.where(masses > 0, 0.5 * torch.log(masses / rows), 0.0)
-    usable = (failed == 0) & (newton.abs().amax(-1) < longest)
-    return torch.where(usable.unsqueeze(-1), newton, ascent)
+    return torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1).masked_fill_(failed.unsqueeze(-1) != 0, 0.0)
 
 
 def cold_potential(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor) -> Tensor:
@@ -220,14 +212,14 @@ def cold_potential(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: 
     return potential
 
 
-def schur(plan: Tensor, conditional: Tensor) -> Tensor:
+def schur(plan: Tensor, conditional: Tensor, ridge: Tensor | float = 0.0) -> Tensor:
     """``diag(P 1) - A diag(b) A^T``, the matrix of all linear systems with the plan, ``(B, M, M)``, made invertible.
 
     It vanishes on the constants, which change no plan; the added constant decides those. Where the plan is nearly a
     matching it vanishes altogether, and so do the right-hand sides; the small diagonal keeps 0 / 0 away.
     """
-    matrix = 1.0 / plan.shape[-2] ** 2 - plan @ conditional.transpose(-1, -2)
-    matrix.diagonal(dim1=-2, dim2=-1).add_((1 + _MATCHING) * plan.sum(-1))
+    matrix = 1.0 / plan.shape[-2] ** 2 - torch.bmm(plan, conditional.transpose(-1, -2))
+    matrix.diagonal(dim1=-2, dim2=-1).add_((1 + _MATCHING) * plan.sum(-1) + ridge)
     return matrix
 
 
@@ -277,7 +269,7 @@ def solve_self(
     tolerance: Tensor | float = 1e-12,
     rounds: int | None = None,
 ) -> SelfTransport:
-    r"""Plan of a cloud with itself: Newton on h, with averaged Sinkhorn steps where Newton does not help.
+    r"""Plan of a cloud with itself by Newton's method on h.
 
     .. math:: (\operatorname{diag}(Q 1) + Q)\, \delta = a - Q 1, \qquad h \leftarrow h + \varepsilon \delta
 
@@ -288,17 +280,18 @@ def solve_self(
         potential = epsilon[:, None] / 2 * masses.log()
     level = epsilon[:, None, None]
 
-    def plan_at(trial: Tensor) -> Tensor:
-        return ((trial.unsqueeze(-1) + trial.unsqueeze(-2) - cost) / level).exp()
+    def plan_at(trial: Tensor) -> tuple[Tensor, Tensor]:
+        plan = ((trial.unsqueeze(-1) + trial.unsqueeze(-2) - cost) / level).exp()
+        return plan, plan
 
-    def newton(_: Tensor, plan: Tensor, slack: Tensor, error: Tensor) -> Tensor:
+    def newton(plan: Tensor, _: Tensor, slack: Tensor, error: Tensor) -> Tensor:
         matrix = plan.clone()
-        rows = masses - slack
         # A node without mass has an empty row; the one on its diagonal keeps the matrix invertible.
-        matrix.diagonal(dim1=-2, dim2=-1).add_(torch.where(masses > 0, rows, 1.0))
-        return _newton_or_ascent(matrix, slack, masses, _LONGEST)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(torch.where(masses > 0, masses - slack, 1.0))
+        step = _solve(matrix, slack)
+        return step / step.abs().amax(-1, keepdim=True).clamp_min(1.0)  # beyond one epsilon exp outruns its tangent
 
-    found = _ascend(plan_at, 1.0, newton, potential, epsilon, masses, tolerance, rounds)
+    found = _ascend(plan_at, newton, potential, epsilon, masses, tolerance, rounds)
     return SelfTransport(found.potential, found.plan, found.error, found.settled)
 
 

@@ -41,6 +41,7 @@ from flowpool.schedule import (
     TINY_PROGRESS,
 )
 
+_ROUNDING = 1e-15  # gradient, in units of R, that is rounding error; no step can be judged by it any more
 _LOOSE, _TIGHT = 1e-2, 1e-3  # precision of iterative solutions: of implicit steps and lengths, of Newton steps
 
 
@@ -227,7 +228,8 @@ def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descen
     first = system.solve(pull / (GAMMA * wide), _LOOSE, rounds)  # k1 of Rosenbrock 2
 
     jump = _jump(energy, curvature, way, GAMMA * wide * first.solution, tolerance, max_steps, rounds)
-    slide = _slide(energy, system, way, first, way.going & ~jump.taken & ~jump.capped, rounds)
+    wanted = way.going & ~jump.taken & ~jump.capped
+    slide = _slide(energy, system, way, first, wanted, tolerance, rounds)
     taken, there = jump.taken | slide.taken, _either(jump.taken, jump.there, slide.there, rounds)
     lost = taken & ~_norm(there.gradient).isfinite()
     done = jump.taken & ((jump.residual <= tolerance) | (way.steps >= max_steps))
@@ -272,7 +274,9 @@ def _jump(
     Args:
         shorter: a step that is no longer than Newton's; it tells where that need not be tried, ``(B, M, D)``.
     """
-    here, radius, last = way.here, energy.scales.radius, way.steps >= max_steps
+    here, radius = way.here, energy.scales.radius
+    noise = torch.where(way.singular, TIGHTEST, _ROUNDING) * radius
+    last = (way.steps >= max_steps) | (_norm(here.gradient) <= noise)
     longest = torch.where(way.step >= SLOW, NEAR * math.sqrt(here.points.shape[1]), tolerance)
     hopeful = way.going & (last | (_norm(shorter) / radius <= longest))
     none = torch.zeros_like(hopeful)
@@ -305,7 +309,9 @@ class _Slide(NamedTuple):
     settled: Tensor  # (B,) bool
 
 
-def _slide(energy: Energy, system: System, way: _Descent, first: Solved, wanted: Tensor, rounds: int | None) -> _Slide:
+def _slide(
+    energy: Energy, system: System, way: _Descent, first: Solved, wanted: Tensor, tolerance: float, rounds: int | None
+) -> _Slide:
     """One accepted or refused step of ROS2, and the length that the next one should have.
 
     ``(H + shift) k1 = -G / (gamma step)``, ``(H + shift) k2 = -G(x + step k1) / (gamma step) - 2 shift k1``,
@@ -326,7 +332,7 @@ def _slide(energy: Energy, system: System, way: _Descent, first: Solved, wanted:
     error = _norm(wide * both.solution / 2) / (ERROR * _extent(here.points, unit))
     usable = usable & error.isfinite()
     target = torch.where(usable[:, None, None], here.points + move, here.points)
-    there = energy.evaluate(target, middle, inner, rounds)
+    there = energy.evaluate(target, middle, _newton_tolerance(energy, here, tolerance), rounds)
     # A flow never climbs: a long step that ends uphill has jumped over the minimum.
     uphill = (there.gradient * move).sum((-1, -2)) > 0.2 * (here.gradient * move).sum((-1, -2)).abs()
     climbed = (step > 1) & uphill

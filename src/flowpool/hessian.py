@@ -21,8 +21,9 @@ from flowpool.sinkhorn import schur
 DIRECT_LIMIT = 1024  # largest M D for which the Hessian is formed at all
 _WORTH_FORMING = 96  # largest M D for which that is quicker than products in closed form
 _CG_TOLERANCE = 1e-10
-_CG_ROUNDS = 8  # iterations of conjugate gradients for each round of an inner problem
+_CG_ROUNDS = 4  # iterations of conjugate gradients for each round of an inner problem
 NULL = 1e-9  # eigenvalues below this, relative to the Hessian's scale 2 a_i, are zero: noise of the inner solves
+_FILTER = 1e-7  # the same for a Newton step, which must not take noise for curvature
 _MERGED = 1e-4  # lowest eigenvalue of the preconditioner, in the same unit; where points meet, Q has none
 
 
@@ -120,7 +121,7 @@ class Hessian:
 
     @cached_property
     def _damped(self) -> System:
-        return self.shifted(NULL * self.unit)
+        return self.shifted(_FILTER * self.unit)
 
     def newton(self, gradient: Tensor, precision: float = _CG_TOLERANCE, rounds: int | None = None) -> Solved:
         """Newton step ``H^-1 gradient``; ``definite`` where H is positive semi-definite.
@@ -137,11 +138,13 @@ class Hessian:
         doubtful = self.is_singular(found) | ~found.definite
         if rounds is None and not bool(doubtful.any()):
             return found
-        # (H + shift)^-1 H (H + shift)^-1 leaves out what is zero, and is the inverse of everything else.
-        damped = self._damped.solve(gradient)
-        again = self._damped.solve(NULL * self.unit.unsqueeze(-1) * damped.solution)
-        step = torch.where(doubtful[:, None, None], damped.solution - again.solution, found.solution)
-        return Solved(step, ~doubtful | damped.definite, found.flattest, found.settled)
+        # H (H + shift)^-1 = 1 - shift (H + shift)^-1 takes out what is zero, and hardly touches anything else.
+        rest = gradient
+        for _ in range(2):
+            rest = rest - _FILTER * self.unit.unsqueeze(-1) * self._damped.solve(rest).solution
+        filtered = self._damped.solve(rest)
+        step = torch.where(doubtful[:, None, None], filtered.solution, found.solution)
+        return Solved(step, ~doubtful | filtered.definite, found.flattest, found.settled)
 
     def is_singular(self, found: Solved) -> Tensor:
         """Whether a solution met an eigenvalue of zero, ``(B,)`` bool."""

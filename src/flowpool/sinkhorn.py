@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ _STAGE = 0.3  # factor between two stages of the cold start
 _MOST_STAGES = 64
 _ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 _HOPELESS = 12  # refused steps in a row after which rounding has the last word
-_DAMPING = 1e-3  # of Newton, in units of the error that is left
+_DAMPING = 1e-3  # of Newton at first, in units of the error that is left
 _MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 
 
@@ -129,20 +129,22 @@ def solve(
         \quad \nabla F = a - r,
         \quad -\varepsilon \nabla^2 F = S = \operatorname{diag}(r) - A \operatorname{diag}(b) A^\top
 
-    A warm ``potential`` is used as it is; without one, see :func:`cold_potential`. Arguments as for :func:`sinkhorn`;
-    ``tolerance`` may differ from problem to problem, ``(B,)``. With ``rounds`` that many iterations are made and the
-    host never looks at a result; :attr:`Transport.settled` says which problems they were enough for.
+    A warm ``potential`` is used as it is; without one, epsilon comes down in stages. Arguments as for
+    :func:`sinkhorn`; ``tolerance`` may differ from problem to problem, ``(B,)``. With ``rounds`` that many iterations
+    are made and the host never looks at a result; :attr:`Transport.settled` says which problems they were enough for.
     """
     if potential is None:
-        potential = cold_potential(cost, point_masses, masses, epsilon)
+        start = _cold_start(cost, point_masses, masses, epsilon)
+        found = solve(cost, point_masses, masses, epsilon, start.potential, tolerance, rounds)
+        return replace(found, iterations=start.iterations + found.iterations)
     weights, level = masses.unsqueeze(-2), epsilon[:, None, None]
 
     def plan_at(trial: Tensor) -> tuple[Tensor, Tensor]:
         conditional = ((trial.unsqueeze(-1) - cost) / level).softmax(-2)
         return conditional * weights, conditional
 
-    def newton(plan: Tensor, conditional: Tensor, slack: Tensor, error: Tensor) -> Tensor:
-        return _solve(schur(plan, conditional, _DAMPING * error * point_masses), slack)
+    def newton(plan: Tensor, conditional: Tensor, slack: Tensor, ridge: Tensor) -> Tensor:
+        return _solve(schur(plan, conditional, ridge * point_masses), slack)
 
     return _ascend(plan_at, newton, potential, epsilon, point_masses, tolerance, rounds)
 
@@ -160,13 +162,14 @@ def _ascend(
 
     Args:
         plan_at: maps a potential to the plan P and the conditional A.
-        newton: maps P, A, the slack of the rows and the error ``(B, 1)`` to a step in units of epsilon.
+        newton: maps P, A, the slack of the rows and a ridge ``(B, 1)`` to a step in units of epsilon.
         rounds: see :func:`solve`.
     """
     target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(_ROUNDING).unsqueeze(-1)
     level = epsilon.unsqueeze(-1)
     trial = base = potential
     smallest = torch.full_like(level, math.inf)  # (B, 1), error at the base
+    damping = torch.full_like(level, _DAMPING)
     refused, iterations = (torch.zeros_like(level, dtype=torch.long) for _ in range(2))
     most = MAX_ITERATIONS if rounds is None else rounds
     for iteration in range(most + 1):
@@ -179,9 +182,10 @@ def _ascend(
         settled = (error <= target) | (refused > _HOPELESS)
         if iteration == most or rounds is None and bool(settled.all()):
             break
-        following = torch.addcmul(trial, level, newton(plan, conditional, slack, error))
+        following = torch.addcmul(trial, level, newton(plan, conditional, slack, damping * error))
         following = torch.where(kept, following, base.lerp(trial, 0.25))
         base, smallest = torch.where(kept, trial, base), torch.where(kept, error, smallest)
+        damping = damping * torch.where(kept, 0.3, 10.0)
         trial = torch.where(settled, trial, following)
         iterations = iterations + ~settled
     return Transport(trial, conditional, plan, error.squeeze(-1), iterations.squeeze(-1), settled.squeeze(-1))
@@ -193,23 +197,29 @@ def _solve(matrix: Tensor, right: Tensor) -> Tensor:
     return torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1).masked_fill_(failed.unsqueeze(-1) != 0, 0.0)
 
 
-def cold_potential(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor) -> Tensor:
-    """A potential to start from where nothing is known, ``(B, M)``.
+class _Start(NamedTuple):
+    potential: Tensor  # (B, M)
+    iterations: Tensor  # (B,), what it cost
+
+
+def _cold_start(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor) -> _Start:
+    """A potential to start from where nothing is known.
 
     Epsilon comes down in stages from the size of the cost, since Newton started at a small epsilon sees a flat
     objective.
     """
     potential = (cost * masses.unsqueeze(-2)).sum(-1)
+    iterations = torch.zeros_like(epsilon, dtype=torch.long)
     stage = cost.abs().amax((-1, -2)) / 4
     for _ in range(_MOST_STAGES):
         above = stage > epsilon
         if not bool(above.any()):
             break
-        level = torch.where(above, stage, epsilon)
-        found = solve(cost, point_masses, masses, level, potential, torch.where(above, _LOOSE, torch.inf)).potential
-        potential = torch.where(above.unsqueeze(-1), found, potential)
+        level, target = torch.where(above, stage, epsilon), torch.where(above, _LOOSE, torch.inf)
+        found = solve(cost, point_masses, masses, level, potential, target)
+        potential, iterations = found.potential, iterations + found.iterations
         stage = _STAGE * stage
-    return potential
+    return _Start(potential, iterations)
 
 
 def schur(plan: Tensor, conditional: Tensor, ridge: Tensor | float = 0.0) -> Tensor:
@@ -284,7 +294,7 @@ def solve_self(
         plan = ((trial.unsqueeze(-1) + trial.unsqueeze(-2) - cost) / level).exp()
         return plan, plan
 
-    def newton(plan: Tensor, _: Tensor, slack: Tensor, error: Tensor) -> Tensor:
+    def newton(plan: Tensor, _: Tensor, slack: Tensor, __: Tensor) -> Tensor:
         matrix = plan.clone()
         # A node without mass has an empty row; the one on its diagonal keeps the matrix invertible.
         matrix.diagonal(dim1=-2, dim2=-1).add_(torch.where(masses > 0, masses - slack, 1.0))

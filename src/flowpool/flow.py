@@ -206,8 +206,8 @@ def _race_step(max_steps: int, step_size: float | None, energy: Energy, way: _Ra
     going = way.going & fast & (way.steps < max_steps)
     inner = (0.01 * _norm(here.gradient) / unit.radius).clamp(1e-9, 1e-3)
     there = energy.evaluate(torch.where(going[:, None, None], here.points + move, here.points), here, inner, rounds)
-    stuck = going & ~there.settled
-    taken = going & there.settled
+    taken = going & (there.settled | (rounds is None))  # then nothing better can be had
+    stuck = going & ~taken
     return _Race(
         _either(taken, there, here, rounds),
         torch.where(taken[:, None, None], now, way.velocity),
@@ -233,7 +233,7 @@ def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descen
     taken, there = jump.taken | slide.taken, _either(jump.taken, jump.there, slide.there, rounds)
     lost = taken & ~_norm(there.gradient).isfinite()
     done = jump.taken & ((jump.residual <= tolerance) | (way.steps >= max_steps))
-    settled = first.settled & jump.settled & slide.settled
+    settled = first.settled & jump.settled & slide.settled | (rounds is None)  # then nothing better can be had
     following = _Descent(
         _either(taken, there, here, rounds),
         slide.step,

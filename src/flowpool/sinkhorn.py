@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-MAX_ITERATIONS = 200  # of Newton; a cold start at a relative epsilon of 1e-3 needs about 60
+MAX_ITERATIONS = 200  # of Newton, for each stage of a cold start
 _LOOSE = 0.03  # marginal error at which a stage of the cold start is good enough
 _STAGE = 0.3  # factor between two stages of the cold start
 _MOST_STAGES = 64

@@ -45,8 +45,11 @@ def test_conjugate_gradients_replace_the_matrix_where_it_is_too_large(monkeypatc
     large = hessian.hessian(energy, here)
     assert large.matrix is None
     shift = 3 * dense.unit
-    for one, other in zip(dense.solve(here.gradient, shift), large.solve(here.gradient, shift), strict=True):
-        assert torch.allclose(one.double(), other.double(), atol=1e-9)
+    one, other = (x.shifted(shift).solve(here.gradient) for x in (dense, large))
+    assert torch.allclose(one.solution, other.solution, atol=1e-9)
+    assert one.definite.all() and other.definite.all() and other.settled.all()
+    direction = torch.randn(here.points.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.allclose(dense.product(direction), large.product(direction), atol=1e-10)
 
 
 def diagonal_hessian(*values):
@@ -55,31 +58,34 @@ def diagonal_hessian(*values):
     rotation = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(0)).double())[0]
     matrix = (rotation @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ rotation.T).unsqueeze(0)
     product = hessian._matrix_product(matrix)
-    return Hessian(matrix, product, torch.ones(1, 1, dtype=torch.float64)), rotation
+    unit = torch.ones(1, 1, dtype=torch.float64)
+    return Hessian(matrix, product, unit, torch.diag_embed(unit)), rotation
 
 
 def test_newton_step_is_exact_minimum_norm_or_refused():
     right = torch.tensor([[[1.0, -2.0, 0.5]]], dtype=torch.float64)
     regular, rotation = diagonal_hessian(1.0, 2.0, 3.0)
-    step, definite, singular = regular.newton(right)
-    assert torch.allclose(regular.product(step), right) and definite and not singular
+    found = regular.newton(right)
+    assert torch.allclose(regular.product(found.solution), right)
+    assert found.definite and not regular.is_singular(found)
 
     flat, rotation = diagonal_hessian(1.0, 2.0, 0.0)
-    step, definite, singular = flat.newton(right)
-    assert definite and singular
-    pseudo = torch.linalg.pinv(flat.matrix[0], hermitian=True) @ right.flatten()
-    assert torch.allclose(step.flatten(), pseudo, atol=1e-12)
+    image = flat.product(right)  # like a gradient, it has no part along the null space
+    found = flat.newton(image)
+    assert found.definite and flat.is_singular(found)
+    pseudo = torch.linalg.pinv(flat.matrix[0], hermitian=True) @ image.flatten()
+    assert torch.allclose(found.solution.flatten(), pseudo, rtol=1e-6)
 
     saddle, _ = diagonal_hessian(1.0, 2.0, -0.5)
-    assert not saddle.newton(right)[1]
+    assert not saddle.newton(right).definite
 
 
 def test_conjugate_gradients_reach_the_minimum_norm_solution_and_notice_negative_curvature():
     flat, rotation = diagonal_hessian(1.0, 2.0, 0.0)
     image = flat.product(torch.tensor([[[0.3, 1.0, -1.0]]], dtype=torch.float64))
-    solution, definite = conjugate_gradients(flat.product, image, flat.unit)
-    assert definite
-    assert torch.allclose(solution.flatten(), torch.linalg.pinv(flat.matrix[0]) @ image.flatten(), atol=1e-10)
+    found = conjugate_gradients(flat.product, image, lambda w: w)
+    assert found.definite
+    assert torch.allclose(found.solution.flatten(), torch.linalg.pinv(flat.matrix[0]) @ image.flatten(), atol=1e-10)
     saddle, _ = diagonal_hessian(1.0, 2.0, -0.5)
     anything = torch.tensor([[[0.3, 1.0, -1.0]]], dtype=torch.float64)
-    assert not conjugate_gradients(saddle.product, anything, saddle.unit)[1]
+    assert not conjugate_gradients(saddle.product, anything, lambda w: w).definite

@@ -16,6 +16,7 @@ from torch import Tensor
 from flowpool import flow
 from flowpool.costs import Geometry
 from flowpool.divergence import Energy
+from flowpool.entries import put
 from flowpool.flow import Flowed
 from flowpool.implicit import vector_jacobian
 from flowpool.measures import Clouds
@@ -63,10 +64,13 @@ class Bucket(NamedTuple):
 
 
 def padded_size(size: int) -> int:
-    """The number of rows that a graph of ``size`` nodes is padded to: a multiple of 8, and of about a quarter of it."""
+    """The number of rows that a graph of ``size`` nodes is padded to: a multiple of 32, and of about a quarter of it.
+
+    Graphs of a few dozen nodes are so cheap that one bucket for all of them is quicker than none of them padded.
+    """
     if size > _ALONE:
         return size
-    unit = max(8, 1 << max(0, size.bit_length() - 3))
+    unit = max(32, 1 << max(0, size.bit_length() - 3))
     return -(-size // unit) * unit
 
 
@@ -114,7 +118,7 @@ def solve(problem: Problem, tolerance: float, max_steps: int, step_size: float |
     for bucket in buckets(problem):
         start = problem.start[bucket.graphs]
         ended = flow.follow(bucket.energy, start, tolerance, max_steps, step_size, bucket.keep_pairs)
-        result = flow.put(result, bucket.graphs, ended)
+        result = put(result, bucket.graphs, ended)
     return result
 
 
@@ -144,8 +148,8 @@ def adjoint(problem: Problem, ended: Flowed, cotangent: Tensor, ridge: float, wa
     residual, damped = torch.zeros_like(epsilon), torch.zeros_like(epsilon, dtype=torch.bool)
     for bucket in buckets(problem):
         graphs, fresh, energy = bucket.graphs, bucket.fresh, bucket.energy
-        self_potential = ended.self_potential[graphs] if problem.debias else None
-        solved = energy.evaluate_from(ended.points[graphs], ended.potential[graphs], self_potential, _TIGHT)
+        start = (ended.points[graphs], ended.potential[graphs], ended.self_potential[graphs])
+        solved = energy.evaluate_from(*start, _TIGHT)
         seed = cotangent[graphs] * fresh[:, None, None]
         found, system = vector_jacobian(energy, solved, seed, ridge, wanted)
         if found.nodes is not None:

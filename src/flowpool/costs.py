@@ -218,7 +218,7 @@ class Geometry:
         """All costs between ``(B, M, D)`` and ``(B, N, D)``, as ``(B, M, N)``."""
         if self.is_squared_euclidean:
             squares = x.square().sum(-1).unsqueeze(-1) + y.square().sum(-1).unsqueeze(-2)
-            return squares - 2 * x @ y.transpose(-1, -2)  # accurate because the clouds are centred
+            return torch.baddbmm(squares, x, y.transpose(-1, -2), alpha=-2)  # accurate because the clouds are centred
         return self.pairwise(x.unsqueeze(-2), y.unsqueeze(-3))
 
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class Geometry:
     def pull_back(self, plan: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Gradient of ``<plan, C(x, y)>`` in x alone, ``(B, M, D)``; differentiable in everything."""
         if self.is_squared_euclidean:
-            return 2 * (plan.sum(-1, keepdim=True) * x - plan @ y)
+            return torch.baddbmm(plan.sum(-1, keepdim=True) * x, plan, y, beta=2, alpha=-2)
         with torch.enable_grad():
             # A copy, so that for y = x only the first argument is differentiated.
             first = x.clone() if x.requires_grad else x.clone().requires_grad_()

@@ -32,6 +32,12 @@ class Evaluation(NamedTuple):
     cost: Tensor  # (B, M, N)
     xy: Transport
     xx: SelfTransport | None  # None when the energy is not debiased
+    settled: Tensor  # (B,) bool, whether both transports are as exact as was asked for
+
+    @property
+    def self_potential(self) -> Tensor:
+        """h, ``(B, M)``; zeros when the energy is not debiased."""
+        return torch.zeros_like(self.xy.potential) if self.xx is None else self.xx.potential
 
 
 class Scales(NamedTuple):
@@ -84,34 +90,57 @@ class Energy:
             cost = (self.masses * self.geometry.matrix(centre, self.nodes).squeeze(-2)).sum(-1)
         return Scales(centre, variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None])
 
-    @torch.no_grad()
-    def evaluate(self, points: Tensor, warm: Evaluation | None = None, tolerance: Tensor | float = 1e-12) -> Evaluation:
+    def evaluate(
+        self,
+        points: Tensor,
+        warm: Evaluation | None = None,
+        tolerance: Tensor | float = 1e-12,
+        rounds: int | None = None,
+    ) -> Evaluation:
         """The gradient at ``points``, ``(B, M, D)``, with the inner problems solved to ``tolerance``.
 
         ``warm`` is an evaluation at nearby points. Its potential is carried along to first order,
         ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, or a point that moves by 4 R in one step would leave the
-        potential 30 epsilon behind.
+        potential 30 epsilon behind. ``rounds`` is for :func:`flowpool.sinkhorn.solve`.
         """
-        if warm is None:
-            return self.evaluate_from(points, None, None, tolerance)
-        change = self.geometry.matrix(points, self.nodes) - warm.cost
-        potential = warm.xy.potential + (warm.xy.plan * change).sum(-1) / self.point_masses
-        return self.evaluate_from(points, potential, None if warm.xx is None else warm.xx.potential, tolerance)
+        with torch.no_grad():
+            cost = self.geometry.matrix(points, self.nodes)
+            if warm is None:
+                return self._evaluate(points, cost, None, None, tolerance, rounds)
+            potential = warm.xy.potential + (warm.xy.plan * (cost - warm.cost)).sum(-1) / self.point_masses
+            self_potential = None if warm.xx is None else warm.xx.potential
+            return self._evaluate(points, cost, potential, self_potential, tolerance, rounds)
 
     @torch.no_grad()
     def evaluate_from(
-        self, points: Tensor, potential: Tensor | None, self_potential: Tensor | None, tolerance: Tensor | float = 1e-12
+        self,
+        points: Tensor,
+        potential: Tensor,
+        self_potential: Tensor | None,
+        tolerance: Tensor | float = 1e-12,
+        rounds: int | None = None,
     ) -> Evaluation:
         """The gradient at ``points`` with the inner problems started from given potentials ``(B, M)``."""
         cost = self.geometry.matrix(points, self.nodes)
-        xy = sinkhorn.solve(cost, self.point_masses, self.masses, self.epsilon, potential, tolerance)
+        return self._evaluate(points, cost, potential, self_potential, tolerance, rounds)
+
+    def _evaluate(
+        self,
+        points: Tensor,
+        cost: Tensor,
+        potential: Tensor | None,
+        self_potential: Tensor | None,
+        tolerance: Tensor | float,
+        rounds: int | None,
+    ) -> Evaluation:
+        xy = sinkhorn.solve(cost, self.point_masses, self.masses, self.epsilon, potential, tolerance, rounds)
         gradient = self.geometry.pull_back(xy.plan, points, self.nodes)
-        xx = None
-        if self.debias:
-            cost_xx = self.geometry.matrix(points, points)
-            xx = sinkhorn.solve_self(cost_xx, self.point_masses, self.epsilon, self_potential, tolerance)
-            gradient = gradient - self.geometry.pull_back(xx.plan, points, points)
-        return Evaluation(points, gradient.detach(), cost, xy, xx)
+        if not self.debias:
+            return Evaluation(points, gradient.detach(), cost, xy, None, xy.settled)
+        cost_xx = self.geometry.matrix(points, points)
+        xx = sinkhorn.solve_self(cost_xx, self.point_masses, self.epsilon, self_potential, tolerance, rounds)
+        gradient = gradient - self.geometry.pull_back(xx.plan, points, points)
+        return Evaluation(points, gradient.detach(), cost, xy, xx, xy.settled & xx.settled)
 
     def gradient(self, points: Tensor, solved: Evaluation) -> Tensor:
         """The gradient at ``points`` as a differentiable function of them and of every tensor of the energy.

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation, Scales
-from flowpool.hessian import Hessian, hessian
+from flowpool.entries import Record, choose, places, put, take
+from flowpool.hessian import Hessian, Solved, System, hessian
 from flowpool.schedule import (
     ERROR,
     FIRST_STEP,
@@ -39,7 +41,8 @@ from flowpool.schedule import (
     TINY_PROGRESS,
 )
 
-T = TypeVar("T")
+_ROUNDING = 1e-15  # gradient, in units of R, that is rounding error; no step can be judged by it any more
+_LOOSE, _TIGHT = 1e-2, 1e-3  # precision of iterative solutions: of implicit steps and lengths, of Newton steps
 
 
 class Flowed(NamedTuple):
@@ -62,35 +65,56 @@ class Flowed(NamedTuple):
     singular: Tensor
 
 
-def take(value: T, index: Tensor) -> T:
-    """Entries of a (nested) record of batched tensors."""
-    if value is None:
-        return value
-    if isinstance(value, Tensor):
-        return value[index]  # type: ignore[return-value]
-    if hasattr(value, "__dataclass_fields__"):
-        return type(value)(**{k: take(getattr(value, k), index) for k in value.__dataclass_fields__})
-    return type(value)(*(take(v, index) for v in value))  # type: ignore[attr-defined]
+class Pace(NamedTuple):
+    """How often the host looks at the device.
+
+    Between two looks every cloud of the batch is computed and a mask says which of them move, so that the pace changes
+    no result.
+
+    Attributes:
+        block: steps between two looks at who has finished.
+        rounds: iterations for each inner problem of a step, made without a look; a step for which they were not
+            enough is refused and made again after the block. ``None``: as many as it takes, with a look after each.
+    """
+
+    block: int
+    rounds: int | None
 
 
-def put(target: T, index: Tensor, value: T) -> T:
-    """The record ``target`` with some entries replaced."""
-    if target is None:
-        return target
-    if isinstance(target, Tensor):
-        return target.index_copy(0, index, value)  # type: ignore[return-value, arg-type]
-    if hasattr(target, "__dataclass_fields__"):
-        names = target.__dataclass_fields__
-        return type(target)(**{k: put(getattr(target, k), index, getattr(value, k)) for k in names})
-    return type(target)(*(put(t, index, v) for t, v in zip(target, value, strict=True)))  # type: ignore[call-overload]
+WATCHFUL = Pace(1, None)
+RARE = Pace(16, 8)
 
 
-class _Track(NamedTuple):
-    """Where the clouds of a batch are on their way."""
+def pace_of(device: torch.device) -> Pace:
+    """On the CPU a look costs nothing and saves work; elsewhere it makes the host wait for everything in the queue."""
+    return WATCHFUL if device.type == "cpu" else RARE
+
+
+class _Race(NamedTuple):
+    """Clouds on the explicit part of their way."""
 
     here: Evaluation
+    velocity: Tensor  # (B, M, D), where the last step began
     step: Tensor  # (B,), length of the step last taken
     steps: Tensor  # (B,)
+    asked: Tensor  # (B,), steps that stability has cut short
+    going: Tensor  # (B,) bool
+    stuck: Tensor  # (B,) bool, the rounds were not enough for the next step
+
+
+class _Descent(NamedTuple):
+    """Clouds on the implicit part of their way."""
+
+    here: Evaluation
+    step: Tensor  # (B,), length of the next step
+    steps: Tensor  # (B,)
+    residual: Tensor  # (B,)
+    singular: Tensor  # (B,) bool
+    going: Tensor  # (B,) bool
+    stuck: Tensor  # (B,) bool
+
+
+Way = TypeVar("Way", _Race, _Descent)
 
 
 def follow(
@@ -100,6 +124,7 @@ def follow(
     max_steps: int,
     step_size: float | None = None,
     keep_pairs: bool = True,
+    pace: Pace | None = None,
 ) -> Flowed:
     """The stationary points that the flow from ``start`` leads to.
 
@@ -110,160 +135,232 @@ def follow(
         max_steps: of all kinds together.
         step_size: fixed length of the explicit steps; ``None`` chooses them by their error.
         keep_pairs: never compute one cloud alone, since a batch of one rounds differently from a batch of more.
+        pace: how often the host looks at the device; ``None``: as suits the device.
     """
-    first = energy.evaluate(start)
-    track = _Track(first, torch.full_like(energy.epsilon, FIRST_STEP), torch.zeros_like(energy.epsilon).long())
-    track = _run_in(energy, track, max_steps, step_size, keep_pairs)
-    return _settle(energy, track, tolerance, max_steps, keep_pairs)
+    pace = pace_of(start.device) if pace is None else pace
+    zero = torch.zeros_like(energy.epsilon)
+    none, all_of_them = zero.bool(), ~zero.bool()
+    here = energy.evaluate(start)
+
+    first = _Race(here, torch.zeros_like(start), zero + FIRST_STEP, zero.long(), zero.long(), all_of_them, none)
+    raced = _go(energy, first, partial(_race_step, max_steps, step_size), pace, keep_pairs)
+    here = energy.evaluate(raced.here.points, raced.here, _newton_tolerance(energy, raced.here, tolerance))
+    second = _Descent(here, raced.step, raced.steps, zero + math.inf, none, all_of_them, none)
+    ended = _go(energy, second, partial(_descent_step, tolerance, max_steps), pace, keep_pairs)
+    here, residual = ended.here, _distance(energy, ended, keep_pairs)
+    return Flowed(here.points, here.xy.potential, here.self_potential, residual, ended.steps, ended.singular)
 
 
-def _active(unfinished: Tensor, keep_pairs: bool) -> Tensor:
-    """Indices of the unfinished clouds; a lone one stands twice if it must not be computed alone."""
-    index = unfinished.nonzero().squeeze(-1)
-    return index.repeat(2) if keep_pairs and index.numel() == 1 else index
+def _go(energy: Energy, way: Way, step: Callable[[Energy, Way, int | None], Way], pace: Pace, keep_pairs: bool) -> Way:
+    """The way after as many steps as each cloud needs."""
+    index, local, part = None, energy, way
+    while True:
+        left = int(part.going.sum())  # the look: everything queued so far has to be finished
+        if index is None or left < len(part.going):
+            way = part if index is None else put(way, index, part)
+            if left == 0:
+                return way
+            index = places(way.going, keep_pairs)
+            local, part = energy.select(index), take(way, index)
+        for _ in range(pace.block):
+            part = step(local, part, pace.rounds)
+        if pace.rounds is not None:
+            again = places(part.stuck, keep_pairs)
+            if len(again):
+                part = put(part, again, step(local.select(again), take(part, again), None))
 
 
-def _run_in(energy: Energy, track: _Track, max_steps: int, step_size: float | None, keep_pairs: bool) -> _Track:
-    """Phase 1: explicit steps until they would have to be longer than stability allows."""
-    velocity = torch.zeros_like(track.here.points)
-    asked = torch.zeros_like(track.steps)
-    racing = torch.ones_like(track.steps, dtype=torch.bool)
-    while bool((racing := racing & (track.steps < max_steps)).any()):
-        index = _active(racing, keep_pairs)
-        local = energy.select(index)
-        unit = local.scales
-        here, step, steps = take(track, index)
-        before = velocity[index]
-        now = -here.gradient / unit.stiffness.unsqueeze(-1)
-        started = steps > 0
-        if step_size is None:
-            size_of_x = _extent(here.points, unit)
-            change = _norm(now - before)
-            wish = (2 * step * ERROR * size_of_x / change).sqrt()
-            wish = torch.where(started, torch.minimum(wish, 2 * step), FIRST_STEP)
-            asked[index] += (wish > LONGEST_EXPLICIT).long()
-            length = wish.clamp(SHORTEST, LONGEST_EXPLICIT)
-            bend = torch.where(started, length.square() / (2 * step), 0.0)
-            move = length[:, None, None] * now + bend[:, None, None] * (now - before)
-            racing[index] = (asked[index] < 2) & (steps < MOST_EXPLICIT)
-        else:
-            length = torch.full_like(step, step_size)
-            move = step_size * now
-            # What remains is slower than a thousandth of R per unit of time: the limit is near.
-            racing[index] = _norm(now) > 1e-3 * unit.radius
-        going = racing[index]
-        target = torch.where(going[:, None, None], here.points + move, here.points)
-        inner = (0.01 * _norm(here.gradient) / unit.radius).clamp(1e-9, 1e-3)
-        there = local.evaluate(target, here, inner)
-        length = torch.where(going, length, step)
-        track = put(track, index, _Track(there, length, steps + going))
-        velocity = velocity.index_copy(0, index, now)
-        racing[index] = going & _norm(there.gradient).isfinite()
-    return track
+def _any(mask: Tensor, rounds: int | None) -> bool:
+    """Whether the mask may hold for any cloud: the host looks only if it may."""
+    return rounds is not None or bool(mask.any())
 
 
-def _settle(energy: Energy, track: _Track, tolerance: float, max_steps: int, keep_pairs: bool) -> Flowed:
-    """Phases 2 and 3: implicit steps along the flow, Newton steps at its end."""
-    finished = torch.zeros_like(track.steps, dtype=torch.bool)
-    residual = torch.full_like(energy.epsilon, math.inf)
-    singular = torch.zeros_like(finished)
-    while bool((~finished).any()):
-        index = _active(~finished, keep_pairs)
-        local = energy.select(index)
-        here, step, steps = take(track, index)
-        here = local.evaluate(here.points, here, _inner_tolerance(local, here, tolerance))
-        curvature = hessian(local, here)
-        newton, definite, flat = curvature.newton(here.gradient)
-        length = torch.where(definite, _norm(newton) / local.scales.radius, math.inf)
+def _either(first: Tensor, one: Record, other: Record, rounds: int | None) -> Record:
+    """:func:`choose`, with nothing copied if the host may look and finds that it is the same for all clouds."""
+    if rounds is None:
+        count = int(first.sum())
+        if count in (0, len(first)):
+            return one if count else other
+    return choose(first, one, other)
 
-        arrived = length <= tolerance
-        capped = ~arrived & (steps >= max_steps)
-        near = (step >= SLOW) & (length < NEAR * math.sqrt(here.points.shape[1]))
-        there, jumped, rest = _jump(local, curvature, here, newton, arrived, near & ~capped, tolerance)
-        slide = ~jumped & ~capped
-        if bool(slide.any()):
-            slid, step = _rosenbrock(local, curvature, here, step, slide)
-            there = _merge(slide, slid, there)
 
-        lost = ~_norm(there.gradient).isfinite()
-        done = jumped & ((rest <= tolerance) | (steps >= max_steps))
-        left = torch.where(jumped, rest, torch.where(definite, length, _distance(local, curvature, here, capped)))
-        track = put(track, index, _Track(there, step, steps + ~capped))
-        residual[index] = torch.where(lost, math.nan, left)
-        singular[index] = flat
-        finished[index] = done | capped | lost
-    here = track.here
-    self_potential = torch.zeros_like(here.xy.potential) if here.xx is None else here.xx.potential
-    return Flowed(here.points, here.xy.potential, self_potential, residual, track.steps, singular)
+def _race_step(max_steps: int, step_size: float | None, energy: Energy, way: _Race, rounds: int | None) -> _Race:
+    """One explicit step, while they need not be longer than stability allows."""
+    here, unit = way.here, energy.scales
+    now = -here.gradient / unit.stiffness.unsqueeze(-1)
+    asked = way.asked
+    if step_size is None:
+        started = way.steps > 0
+        wish = (2 * way.step * ERROR * _extent(here.points, unit) / _norm(now - way.velocity)).sqrt()
+        wish = torch.where(started, torch.minimum(wish, 2 * way.step), FIRST_STEP)
+        asked = asked + (wish > LONGEST_EXPLICIT)
+        length = wish.clamp(SHORTEST, LONGEST_EXPLICIT)
+        bend = torch.where(started, length.square() / (2 * way.step), 0.0)
+        move = length[:, None, None] * now + bend[:, None, None] * (now - way.velocity)
+        fast = (asked < 2) & (way.steps < MOST_EXPLICIT)
+    else:
+        length = torch.full_like(way.step, step_size)
+        move = step_size * now
+        # What remains is slower than a thousandth of R per unit of time: the limit is near.
+        fast = _norm(now) > 1e-3 * unit.radius
+    going = way.going & fast & (way.steps < max_steps)
+    inner = (0.01 * _norm(here.gradient) / unit.radius).clamp(1e-9, 1e-3)
+    there = energy.evaluate(torch.where(going[:, None, None], here.points + move, here.points), here, inner, rounds)
+    taken = going & (there.settled | (rounds is None))  # then nothing better can be had
+    stuck = going & ~taken
+    return _Race(
+        _either(taken, there, here, rounds),
+        torch.where(taken[:, None, None], now, way.velocity),
+        torch.where(taken, length, way.step),
+        way.steps + taken,
+        torch.where(stuck, way.asked, asked),
+        going & (stuck | _norm(there.gradient).isfinite()),
+        stuck,
+    )
+
+
+def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descent, rounds: int | None) -> _Descent:
+    """One Newton step where it is accepted, one implicit step elsewhere."""
+    here, wide = way.here, way.step[:, None, None]
+    curvature = hessian(energy, here)
+    system = curvature.shifted(energy.scales.stiffness / (GAMMA * way.step[:, None]))
+    pull = torch.where(way.going[:, None, None], -here.gradient, 0.0)
+    first = system.solve(pull / (GAMMA * wide), _LOOSE, rounds)  # k1 of Rosenbrock 2
+
+    jump = _jump(energy, curvature, way, GAMMA * wide * first.solution, tolerance, max_steps, rounds)
+    wanted = way.going & ~jump.taken & ~jump.capped
+    slide = _slide(energy, system, way, first, wanted, tolerance, rounds)
+    taken, there = jump.taken | slide.taken, _either(jump.taken, jump.there, slide.there, rounds)
+    lost = taken & ~_norm(there.gradient).isfinite()
+    done = jump.taken & ((jump.residual <= tolerance) | (way.steps >= max_steps))
+    settled = first.settled & jump.settled & slide.settled | (rounds is None)  # then nothing better can be had
+    following = _Descent(
+        _either(taken, there, here, rounds),
+        slide.step,
+        way.steps + ~jump.capped,
+        torch.where(lost, math.nan, jump.residual),
+        jump.singular,
+        ~(done | jump.capped | lost),
+        way.stuck,
+    )
+    return _either(way.going & settled, following, way, rounds)._replace(stuck=way.going & ~settled)
+
+
+class _Jump(NamedTuple):
+    """Newton steps."""
+
+    there: Evaluation
+    taken: Tensor  # (B,) bool
+    capped: Tensor  # (B,) bool, the flow ends here because no further step is allowed
+    residual: Tensor  # (B,), length of the Newton step left, in units of R
+    singular: Tensor  # (B,) bool
+    settled: Tensor  # (B,) bool
 
 
 def _jump(
     energy: Energy,
     curvature: Hessian,
-    here: Evaluation,
-    newton: Tensor,
-    arrived: Tensor,
-    near: Tensor,
+    way: _Descent,
+    shorter: Tensor,
     tolerance: float,
-) -> tuple[Evaluation, Tensor, Tensor]:
+    max_steps: int,
+    rounds: int | None,
+) -> _Jump:
     """Newton steps: where they lead, which were accepted, and the Newton step left there.
 
     A step from near the end is accepted if the gradient falls as it should; one that is shorter than the tolerance
     always is. What is left is measured with the Hessian at hand, which such a short step hardly changes.
+
+    Args:
+        shorter: a step that is no longer than Newton's; it tells where that need not be tried, ``(B, M, D)``.
     """
-    wanted = arrived | near
+    here, radius = way.here, energy.scales.radius
+    noise = torch.where(way.singular, TIGHTEST, _ROUNDING) * radius
+    last = (way.steps >= max_steps) | (_norm(here.gradient) <= noise)
+    longest = torch.where(way.step >= SLOW, NEAR * math.sqrt(here.points.shape[1]), tolerance)
+    hopeful = way.going & (last | (_norm(shorter) / radius <= longest))
+    none = torch.zeros_like(hopeful)
     nothing = torch.full_like(energy.epsilon, math.inf)
-    if not bool(wanted.any()):
-        return here, wanted, nothing
-    target = torch.where(wanted[:, None, None], here.points - newton, here.points)
-    there = energy.evaluate(target, here, _inner_tolerance(energy, here, tolerance))
-    progress = torch.where(_norm(newton) < TINY * energy.scales.radius, TINY_PROGRESS, PROGRESS)
-    accepted = arrived | near & (_norm(there.gradient) < progress * _norm(here.gradient))
-    rest = _norm(curvature.newton(there.gradient)[0]) / energy.scales.radius
-    return _merge(accepted, there, here), accepted, torch.where(accepted, rest, nothing)
+    if not _any(hopeful, rounds):
+        return _Jump(here, none, none, nothing, none, ~none)
+    newton = curvature.newton(torch.where(hopeful[:, None, None], here.gradient, 0.0), _TIGHT, rounds)
+    length = torch.where(hopeful & newton.definite, _norm(newton.solution) / radius, nothing)
+    singular = newton.definite & curvature.is_singular(newton)
+    arrived = length <= tolerance
+    capped = last & ~arrived
+    wanted = arrived | ~last & (length < longest)
+    if not _any(wanted, rounds):
+        return _Jump(here, none, capped, length, singular, newton.settled)
+    target = torch.where(wanted[:, None, None], here.points - newton.solution, here.points)
+    there = energy.evaluate(target, here, _newton_tolerance(energy, here, tolerance), rounds)
+    progress = torch.where(length < TINY, TINY_PROGRESS, PROGRESS)
+    taken = arrived | wanted & (_norm(there.gradient) < progress * _norm(here.gradient))
+    left = curvature.newton(torch.where(taken[:, None, None], there.gradient, 0.0), _LOOSE, rounds)
+    residual = torch.where(taken, _norm(left.solution) / radius, length)
+    return _Jump(there, taken, capped, residual, singular, newton.settled & (~wanted | there.settled & left.settled))
 
 
-def _rosenbrock(
-    energy: Energy, curvature: Hessian, here: Evaluation, step: Tensor, slide: Tensor
-) -> tuple[Evaluation, Tensor]:
+class _Slide(NamedTuple):
+    """Steps of Rosenbrock 2."""
+
+    there: Evaluation
+    taken: Tensor  # (B,) bool
+    step: Tensor  # (B,), length of the next step
+    settled: Tensor  # (B,) bool
+
+
+def _slide(
+    energy: Energy, system: System, way: _Descent, first: Solved, wanted: Tensor, tolerance: float, rounds: int | None
+) -> _Slide:
     """One accepted or refused step of ROS2, and the length that the next one should have.
 
     ``(H + shift) k1 = -G / (gamma step)``, ``(H + shift) k2 = -G(x + step k1) / (gamma step) - 2 shift k1``,
     ``x += step (3 k1 + k2) / 2``; the method keeps its order with an approximate Hessian.
     """
-    unit, wide = energy.scales, step[:, None, None]
-    shift = unit.stiffness.unsqueeze(-1) / (GAMMA * wide)  # (B, M, 1)
+    here, step, unit = way.here, way.step, energy.scales
+    usable = first.definite & wanted
+    if not _any(usable, rounds):
+        return _Slide(here, usable, torch.where(wanted, (0.3 * step).clamp_min(1e-6), step), ~usable)
+    wide, stiffness = step[:, None, None], unit.stiffness.unsqueeze(-1)
     inner = (0.01 * (_norm(here.gradient) / unit.radius).square()).clamp(1e-9, 1e-6)
-    first, definite = curvature.solve(-here.gradient / (GAMMA * wide), shift.squeeze(-1))
-    usable = definite & slide
-    middle_points = torch.where(usable[:, None, None], here.points + wide * first, here.points)
-    middle = energy.evaluate(middle_points, here, inner)
-    second, _ = curvature.solve(-middle.gradient / (GAMMA * wide) - 2 * shift * first, shift.squeeze(-1))
-    move = wide * (1.5 * first + 0.5 * second)
-    error = _norm(wide * (first + second) / 2) / (ERROR * _extent(here.points, unit))
+    halfway = torch.where(usable[:, None, None], here.points + wide * first.solution, here.points)
+    middle = energy.evaluate(halfway, here, inner, rounds)
+    # k1 + k2 is small, and is found instead of k2.
+    right = (here.gradient + middle.gradient + 2 * stiffness * first.solution) / (-GAMMA * wide)
+    both = system.solve(torch.where(usable[:, None, None], right, 0.0), _LOOSE, rounds)
+    move = wide * (first.solution + both.solution / 2)
+    error = _norm(wide * both.solution / 2) / (ERROR * _extent(here.points, unit))
     usable = usable & error.isfinite()
-    there = energy.evaluate(torch.where(usable[:, None, None], here.points + move, here.points), here, inner)
+    target = torch.where(usable[:, None, None], here.points + move, here.points)
+    there = energy.evaluate(target, middle, _newton_tolerance(energy, here, tolerance), rounds)
     # A flow never climbs: a long step that ends uphill has jumped over the minimum.
     uphill = (there.gradient * move).sum((-1, -2)) > 0.2 * (here.gradient * move).sum((-1, -2)).abs()
     climbed = (step > 1) & uphill
-    kept = usable & (error <= 1) & ~climbed
     factor = torch.where(usable & ~climbed, (0.8 / error.sqrt()).clamp(0.1, 5.0), 0.3)
-    step = torch.where(slide, (step * factor).clamp(1e-6, 1e9), step)
-    return _merge(kept, there, here), step
+    settled = ~wanted | middle.settled & both.settled & there.settled
+    step = torch.where(wanted, (step * factor).clamp(1e-6, 1e9), step)
+    return _Slide(there, usable & (error <= 1) & ~climbed, step, settled)
 
 
-def _distance(energy: Energy, curvature: Hessian, here: Evaluation, wanted: Tensor) -> Tensor:
-    """Length of the Newton step where the Hessian is indefinite: shifted until it is positive definite."""
-    length = torch.full_like(energy.epsilon, math.inf)
-    shift = 1e-9
-    while shift <= 1e3 and bool((wanted & ~length.isfinite()).any()):
-        step, definite = curvature.solve(here.gradient, shift * curvature.unit)
-        length = torch.where(~length.isfinite() & definite, _norm(step) / energy.scales.radius, length)
+def _distance(energy: Energy, way: _Descent, keep_pairs: bool) -> Tensor:
+    """Length of the Newton step that is left, also where the flow was cut off at an indefinite Hessian.
+
+    There the Hessian is shifted until it is positive definite.
+    """
+    index = places(way.residual.isinf(), keep_pairs)
+    if not len(index):
+        return way.residual
+    local, part = energy.select(index), take(way, index)
+    here, length, shift = part.here, part.residual, 1e-9
+    curvature = hessian(local, here)
+    while shift <= 1e3 and bool(length.isinf().any()):
+        found = curvature.shifted(shift * curvature.unit).solve(here.gradient, _LOOSE)
+        length = torch.where(length.isinf() & found.definite, _norm(found.solution) / local.scales.radius, length)
         shift *= 10
-    return length
+    return way.residual.index_copy(0, index, length)
 
 
-def _inner_tolerance(energy: Energy, here: Evaluation, tolerance: float) -> Tensor:
+def _newton_tolerance(energy: Energy, here: Evaluation, tolerance: float) -> Tensor:
     """Marginal error that a Newton step can afford: quadratic in the gradient, and far below what is asked for."""
     least = max(min(1e-11, 1e-6 * tolerance), TIGHTEST)
     return (0.01 * (_norm(here.gradient) / energy.scales.radius).square()).clamp(least, 1e-6)
@@ -277,14 +374,6 @@ def _extent(points: Tensor, unit: Scales) -> Tensor:
     """Size of X about the mean of the nodes, never less than a tenth of R per point, ``(B,)``."""
     least = 0.01 * points.shape[1] * unit.radius.square()
     return (points - unit.centre).square().sum((-1, -2)).clamp_min(least).sqrt()
-
-
-def _merge(first: Tensor, one: Any, other: Any) -> Any:
-    """Entries of one record where ``first`` holds, of the other elsewhere."""
-    index = first.nonzero().squeeze(-1)
-    if index.numel() == first.numel():
-        return one
-    return put(other, index, take(one, index))
 
 
 def descend(

@@ -1,13 +1,16 @@
 r"""Second derivatives of the energy in X, and linear systems with them (section 8.2 of the paper).
 
 The flow needs :math:`(H + \Lambda)^{-1} r` for its implicit steps, the backward pass :math:`H^{-1} v`. The matrix is
-formed and factorised while it is small; beyond that, conjugate gradients use products only.
+formed and factorised while it is small; beyond that, conjugate gradients use products only. Nothing here but
+:meth:`Hessian.filtered` waits for a result on the host unless it is told that it may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +18,73 @@ from torch import Tensor
 from flowpool.divergence import Energy, Evaluation
 from flowpool.sinkhorn import schur
 
-DIRECT_LIMIT = 1024  # largest M D for which the Hessian is formed
+DIRECT_LIMIT = 1024  # largest M D for which the Hessian is formed at all
+_WORTH_FORMING = 96  # largest M D for which that is quicker than products in closed form
 _CG_TOLERANCE = 1e-10
+_CG_ROUNDS = 4  # iterations of conjugate gradients for each round of an inner problem
 NULL = 1e-9  # eigenvalues below this, relative to the Hessian's scale 2 a_i, are zero: noise of the inner solves
+_FILTER = 1e-7  # the same for a Newton step, which must not take noise for curvature
+_MERGED = 1e-4  # lowest eigenvalue of the preconditioner, in the same unit; where points meet, Q has none
+
+
+class Solved(NamedTuple):
+    """Solution of a batch of symmetric linear systems.
+
+    Attributes:
+        solution: ``(B, M, D)``.
+        definite: the matrix is positive definite, as far as was seen, ``(B,)`` bool.
+        flattest: smallest curvature met, ``(B,)``: a bound from above of the lowest eigenvalue.
+        settled: the precision asked for was reached, or cannot be, ``(B,)`` bool.
+    """
+
+    solution: Tensor
+    definite: Tensor
+    flattest: Tensor
+    settled: Tensor
+
+
+class System(Protocol):
+    """A batch of symmetric matrices that can be solved with."""
+
+    def solve(self, right: Tensor, precision: float = ..., rounds: int | None = ...) -> Solved:
+        """Solution for the right-hand side ``(B, M, D)``.
+
+        Args:
+            right: ``(B, M, D)``.
+            precision: relative residual that an iterative solution may leave.
+            rounds: see :func:`flowpool.sinkhorn.solve`.
+        """
+
+
+class Factorised(NamedTuple):
+    """Matrices with their Cholesky factors."""
+
+    factor: Tensor  # (B, M D, M D)
+    exists: Tensor  # (B,) bool
+    flattest: Tensor  # (B,), smallest pivot
+
+    def solve(self, right: Tensor, precision: float = 0.0, rounds: int | None = None) -> Solved:
+        solution = torch.cholesky_solve(right.flatten(1).unsqueeze(-1), self.factor).view_as(right)
+        definite = self.exists & (solution.abs().amax((-1, -2)) < torch.inf)
+        return Solved(solution, definite, torch.where(definite, self.flattest, 0.0), torch.ones_like(definite))
+
+
+class Iterated(NamedTuple):
+    """Matrices known by their products, for conjugate gradients."""
+
+    product: Callable[[Tensor], Tensor]  # without the shift
+    shift: Tensor  # (B, M, 1)
+    likeness: Tensor  # (B, M, M), factor of the preconditioner
+
+    def solve(self, right: Tensor, precision: float = _CG_TOLERANCE, rounds: int | None = None) -> Solved:
+        return conjugate_gradients(
+            lambda w: torch.addcmul(self.product(w), self.shift, w),
+            right,
+            lambda w: torch.cholesky_solve(w, self.likeness),
+            precision,
+            2 * right[0].numel() if rounds is None else _CG_ROUNDS * rounds,
+            rounds is None,
+        )
 
 
 @dataclass(frozen=True)
@@ -25,49 +92,63 @@ class Hessian:
     """The Hessian of a batch of energies at given points.
 
     Attributes:
-        matrix: ``(B, M D, M D)``, or ``None`` where it is too large to form.
+        matrix: its lower triangle at least, ``(B, M D, M D)``, or ``None`` where it is not formed.
         product: maps ``(B, M, D)`` to ``(B, M, D)``.
-        unit: typical diagonal, ``(B, M)``; the preconditioner, and the unit of all shifts.
+        unit: typical diagonal, ``(B, M)``; the unit of all shifts.
+        likeness: acts on every feature much like the Hessian, ``(B, M, M)``: the preconditioner.
     """
 
     matrix: Tensor | None
     product: Callable[[Tensor], Tensor]
     unit: Tensor
+    likeness: Tensor
 
-    def solve(self, right: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Solution of ``(H + shift) w = right`` and whether the matrix is positive definite.
-
-        Args:
-            right: ``(B, M, D)``.
-            shift: added to the diagonal, per point, ``(B, M)``.
-        """
+    def shifted(self, shift: Tensor) -> System:
+        """The matrix ``H + shift``, ready to be solved with; ``shift`` is per point, ``(B, M)``."""
         if self.matrix is None:
-            return conjugate_gradients(lambda w: self.product(w) + shift.unsqueeze(-1) * w, right, self.unit + shift)
-        diagonal = shift.unsqueeze(-1).expand_as(right).flatten(1)
-        factor, failed = torch.linalg.cholesky_ex(self.matrix + torch.diag_embed(diagonal))
-        solution = torch.cholesky_solve(right.flatten(1).unsqueeze(-1), factor).squeeze(-1).view_as(right)
-        return solution, (failed == 0) & solution.flatten(1).isfinite().all(-1)
+            likeness = self.likeness + torch.diag_embed(shift + _MERGED * self.unit)
+            return Iterated(self.product, shift.unsqueeze(-1), torch.linalg.cholesky_ex(likeness)[0])
+        matrix = self.matrix.clone()
+        dim = matrix.shape[-1] // shift.shape[-1]
+        matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(dim, -1))
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        return Factorised(factor, failed == 0, factor.diagonal(dim1=-2, dim2=-1).square().amin(-1))
 
-    def newton(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Newton step ``H^-1 gradient``, whether H is positive semi-definite, and whether it is singular.
+    @cached_property
+    def plain(self) -> System:
+        """H itself."""
+        return self.shifted(torch.zeros_like(self.unit))
+
+    @cached_property
+    def _damped(self) -> System:
+        return self.shifted(_FILTER * self.unit)
+
+    def newton(self, gradient: Tensor, precision: float = _CG_TOLERANCE, rounds: int | None = None) -> Solved:
+        """Newton step ``H^-1 gradient``; ``definite`` where H is positive semi-definite.
 
         Where the minimiser is not isolated (twin nodes, more points than nodes), H has eigenvalues that are zero up to
-        rounding. The gradient has no part along them, so there the step is the minimum-norm one.
+        rounding, and :meth:`is_singular` holds. The gradient has no part along them, so there the step is the
+        minimum-norm one. Conjugate gradients, which start at zero, find no other.
         """
+        found = self.plain.solve(gradient, precision, rounds)
         if self.matrix is None:
-            step, definite = self.solve(gradient, torch.zeros_like(self.unit))
-            return step, definite, torch.zeros_like(definite)
-        factor, failed = torch.linalg.cholesky_ex(self.matrix)
-        flat = gradient.flatten(1).unsqueeze(-1)
-        step = torch.cholesky_solve(flat, factor).squeeze(-1).view_as(gradient)
-        pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-        sound = (failed == 0) & (pivots > 10 * NULL * self.unit.mean(-1)) & step.flatten(1).isfinite().all(-1)
-        if bool(sound.all()):
-            return step, sound, ~sound
-        _, semi = self.solve(gradient, NULL * self.unit)
-        singular = ~sound & semi
-        step = torch.where(singular[:, None, None], self.filtered(gradient, torch.zeros_like(pivots), singular), step)
-        return step, sound | semi, singular
+            points = torch.linalg.cholesky_ex(self.likeness + torch.diag_embed(NULL * self.unit))[0]
+            merged = points.diagonal(dim1=-2, dim2=-1).square().amin(-1)  # small where two points have met
+            return found._replace(flattest=torch.minimum(found.flattest, merged))
+        doubtful = self.is_singular(found) | ~found.definite
+        if rounds is None and not bool(doubtful.any()):
+            return found
+        # H (H + shift)^-1 = 1 - shift (H + shift)^-1 takes out what is zero, and hardly touches anything else.
+        rest = gradient
+        for _ in range(2):
+            rest = rest - _FILTER * self.unit.unsqueeze(-1) * self._damped.solve(rest).solution
+        filtered = self._damped.solve(rest)
+        step = torch.where(doubtful[:, None, None], filtered.solution, found.solution)
+        return Solved(step, ~doubtful | filtered.definite, found.flattest, found.settled)
+
+    def is_singular(self, found: Solved) -> Tensor:
+        """Whether a solution met an eigenvalue of zero, ``(B,)`` bool."""
+        return found.flattest <= 10 * NULL * self.unit.mean(-1)
 
     def filtered(self, right: Tensor, penalty: Tensor, chosen: Tensor) -> Tensor:
         """``H (H H + penalty)^-1 right`` by eigendecomposition, zero along the null space, for the chosen clouds."""
@@ -86,13 +167,20 @@ class Hessian:
         return solution
 
 
-def hessian(energy: Energy, solved: Evaluation) -> Hessian:
-    """The Hessian at ``solved.points``, by closed form for the squared Euclidean cost, else by autograd."""
+def hessian(energy: Energy, solved: Evaluation, form: bool = False) -> Hessian:
+    """The Hessian at ``solved.points``, by closed form for the squared Euclidean cost, else by autograd.
+
+    Args:
+        form: form the matrix also where conjugate gradients would be quicker.
+    """
     unit = energy.scales.stiffness
     size = solved.points.shape[1] * solved.points.shape[2]
-    if energy.geometry.is_squared_euclidean and size <= DIRECT_LIMIT:
-        matrix = squared_euclidean_hessian(energy, solved)
-        return Hessian(matrix, _matrix_product(matrix), unit)
+    if energy.geometry.is_squared_euclidean:
+        likeness = torch.diag_embed(unit) if solved.xx is None else 2 * solved.xx.plan
+        if size <= min(DIRECT_LIMIT, DIRECT_LIMIT if form else _WORTH_FORMING):
+            matrix = squared_euclidean_hessian(energy, solved)
+            return Hessian(matrix, _matrix_product(matrix), unit, likeness)
+        return Hessian(None, PlanResponse(energy, solved).hessian_product, unit, likeness)
     with torch.enable_grad():
         points = solved.points.detach().requires_grad_()
         gradient = energy.gradient(points, solved)
@@ -100,9 +188,8 @@ def hessian(energy: Energy, solved: Evaluation) -> Hessian:
     def product(direction: Tensor) -> Tensor:
         return torch.autograd.grad(gradient, points, direction, retain_graph=True)[0]
 
-    if size > DIRECT_LIMIT:
-        return Hessian(None, product, unit)
-    return Hessian(dense_by_autograd(gradient, points), product, unit)
+    whole = dense_by_autograd(gradient, points) if size <= DIRECT_LIMIT else None
+    return Hessian(whole, product, unit, torch.diag_embed(unit))
 
 
 def dense_by_autograd(gradient: Tensor, points: Tensor) -> Tensor:
@@ -136,44 +223,44 @@ def squared_euclidean_hessian(energy: Energy, solved: Evaluation) -> Tensor:
     points, plan, conditional = solved.points, solved.xy.plan, solved.xy.conditional
     batch, num_points, dim = points.shape
     size = num_points * dim
-    identity = torch.eye(num_points, dtype=points.dtype, device=points.device)
+    sharpness = (4 / energy.epsilon)[:, None, None]
 
-    apart = points.unsqueeze(2) - energy.nodes.unsqueeze(1)  # (B, M, N, D)
-    weighted = plan.unsqueeze(-1) * apart
-    root = energy.masses.sqrt().unsqueeze(1) * conditional
-    spread = (root.unsqueeze(-1) * apart).transpose(-1, -2).reshape(batch, size, -1)  # (B, MD, N)
-    outer = spread @ spread.transpose(-1, -2)
-    drift = weighted.sum(2)  # (B, M, D)
-    rows = weighted.transpose(-1, -2).reshape(batch, size, -1) @ conditional.transpose(-1, -2)  # (B, MD, M)
-    t = (drift.unsqueeze(-1) * identity[:, None, :]).reshape(batch, size, num_points) - rows
-    outer = outer + t @ torch.cholesky_solve(t.transpose(-1, -2), torch.linalg.cholesky_ex(schur(solved.xy))[0])
-    blocks = -weighted.transpose(-1, -2) @ apart  # (B, M, D, D), minus beta
-
+    apart = (points.unsqueeze(-1) - energy.nodes.transpose(-1, -2).unsqueeze(1)).contiguous()  # (B, M, D, N), U
+    weighted = plan.unsqueeze(-2) * apart
+    spread = ((energy.masses.sqrt().unsqueeze(1) * conditional).unsqueeze(-2) * apart).view(batch, size, -1)
+    t = -weighted.view(batch, size, -1) @ conditional.transpose(-1, -2)  # (B, MD, M)
+    _own(t, num_points).add_(weighted.sum(-1))
+    response = _solve(schur(plan, conditional), t)
+    blocks = -weighted @ apart.transpose(-1, -2)  # (B, M, D, D), minus beta
     if solved.xx is None:
         base = torch.diag_embed(energy.point_masses)
+        matrix = points.new_zeros(batch, num_points, dim, num_points, dim)
+        left, right = torch.cat([spread, t], -1), torch.cat([spread, response], -1)
     else:
         base = solved.xx.plan
-        apart = points.unsqueeze(2) - points.unsqueeze(1)  # (B, M, M, D)
-        weighted = base.unsqueeze(-1) * apart
-        v = (weighted.sum(2).unsqueeze(-1) * identity[:, None, :]) + weighted.transpose(-1, -2)
-        v = v.reshape(batch, size, num_points)
-        factor = torch.linalg.cholesky_ex(torch.diag_embed(energy.point_masses) + base)[0]
-        outer = outer - v @ torch.cholesky_solve(v.transpose(-1, -2), factor)
-        blocks = blocks + weighted.transpose(-1, -2) @ apart
-        pairs = weighted.unsqueeze(-1) * apart.unsqueeze(-2)  # (B, M, M, D, D)
-        outer = outer - pairs.transpose(2, 3).reshape(batch, size, size)
+        apart = (points.unsqueeze(-1) - points.transpose(-1, -2).unsqueeze(1)).contiguous()  # (B, M, D, M), u
+        weighted = base.unsqueeze(-2) * apart
+        v = weighted.view(batch, size, num_points).clone()
+        _own(v, num_points).add_(weighted.sum(-1))
+        left = torch.cat([spread, t, v], -1)
+        right = torch.cat([spread, response, -_solve(torch.diag_embed(energy.point_masses) + base, v)], -1)
+        blocks += weighted @ apart.transpose(-1, -2)
+        weighted = -sharpness.unsqueeze(-1) * weighted
+        matrix = (weighted.unsqueeze(-1) * apart.transpose(-1, -2).unsqueeze(2)).contiguous()  # (B, M, D, M, D)
+    matrix.view(batch, size, size).baddbmm_(sharpness * left, right.transpose(-1, -2))
+    matrix.diagonal(dim1=1, dim2=3).add_((sharpness.unsqueeze(-1) * blocks).permute(0, 2, 3, 1))
+    matrix.diagonal(dim1=2, dim2=4).add_(2 * base.unsqueeze(-1))
+    return matrix.view(batch, size, size)
 
-    matrix = (4 / energy.epsilon)[:, None, None] * (outer + _block_diagonal(blocks))
-    eye = torch.eye(dim, dtype=points.dtype, device=points.device)
-    matrix = matrix + 2 * (base[:, :, None, :, None] * eye[:, None, :]).reshape(batch, size, size)
-    return (matrix + matrix.transpose(-1, -2)) / 2
+
+def _own(rows: Tensor, num_points: int) -> Tensor:
+    """Of ``(B, M D, M)`` the view ``(B, M, D)`` of the entries that belong to the same point."""
+    return rows.view(rows.shape[0], num_points, -1, num_points).diagonal(dim1=1, dim2=3).transpose(-1, -2)
 
 
-def _block_diagonal(blocks: Tensor) -> Tensor:
-    """``(B, M, D, D)`` as the diagonal blocks of ``(B, M D, M D)``."""
-    batch, num_points, dim, _ = blocks.shape
-    identity = torch.eye(num_points, dtype=blocks.dtype, device=blocks.device)
-    return (blocks.unsqueeze(3) * identity[:, None, :, None]).reshape(batch, num_points * dim, num_points * dim)
+def _solve(matrix: Tensor, rows: Tensor) -> Tensor:
+    """``rows matrix^-1`` for a symmetric positive definite matrix."""
+    return torch.cholesky_solve(rows.transpose(-1, -2), torch.linalg.cholesky_ex(matrix)[0]).transpose(-1, -2)
 
 
 def _matrix_product(matrix: Tensor) -> Callable[[Tensor], Tensor]:
@@ -183,38 +270,103 @@ def _matrix_product(matrix: Tensor) -> Callable[[Tensor], Tensor]:
     return product
 
 
+class PlanChange(NamedTuple):
+    """Derivatives of both plans along a direction of the points."""
+
+    plan: Tensor  # (B, M, N), dP
+    dual: Tensor  # (B, N), dg
+    self_plan: Tensor | None  # (B, M, M), dQ
+
+
+class PlanResponse:
+    r"""How the plans of the squared Euclidean cost answer when the points move along w.
+
+    .. math::
+        \dot P = P \odot (\dot f_i + \dot g_j - 2 \langle w_i, x_i - y_j\rangle) / \varepsilon, \quad
+        \dot Q = Q \odot (\dot h_i + \dot h_k - 2 \langle w_i - w_k, x_i - x_k\rangle) / \varepsilon
+
+    where the potentials follow so that all marginals stay.
+    """
+
+    def __init__(self, energy: Energy, solved: Evaluation) -> None:
+        self.energy, self.solved = energy, solved
+        self.factor, _ = torch.linalg.cholesky_ex(schur(solved.xy.plan, solved.xy.conditional))
+        self.self_factor = None
+        if solved.xx is not None:
+            self.self_factor, _ = torch.linalg.cholesky_ex(torch.diag_embed(energy.point_masses) + solved.xx.plan)
+
+    def along(self, direction: Tensor) -> PlanChange:
+        """The derivatives along w, ``(B, M, D)``."""
+        points, epsilon = self.solved.points, self.energy.epsilon[:, None, None]
+        plan, conditional, xx = self.solved.xy.plan, self.solved.xy.conditional, self.solved.xx
+        own = (direction * points).sum(-1, keepdim=True)  # (B, M, 1)
+        change = torch.baddbmm(own, direction, self.energy.nodes.transpose(-1, -2), beta=2, alpha=-2)  # (B, M, N), dC
+        column = (conditional * change).sum(-2, keepdim=True)  # (B, 1, N)
+        change = change - column
+        first = torch.cholesky_solve((plan * change).sum(-1, keepdim=True), self.factor)  # (B, M, 1), df
+        shift = (conditional * first).sum(-2, keepdim=True)
+        plan_change = plan * (first - shift - change) / epsilon
+        dual = (column - shift).squeeze(-2)
+        if xx is None or self.self_factor is None:
+            return PlanChange(plan_change, dual, None)
+        cross = torch.baddbmm(own, direction, points.transpose(-1, -2), beta=2, alpha=-2)
+        change = cross + cross.transpose(-1, -2)  # (B, M, M), dD
+        first = torch.cholesky_solve((xx.plan * change).sum(-1, keepdim=True), self.self_factor)  # (B, M, 1), dh
+        return PlanChange(plan_change, dual, xx.plan * (first + first.transpose(-1, -2) - change) / epsilon)
+
+    def hessian_product(self, direction: Tensor) -> Tensor:
+        """``H w = 2 (Q w + dQ X - dP Y)``, with diag(a) for Q where the energy is not debiased."""
+        change = self.along(direction)
+        if self.solved.xx is None or change.self_plan is None:
+            own = self.energy.point_masses.unsqueeze(-1) * direction
+        else:
+            own = torch.bmm(self.solved.xx.plan, direction).baddbmm_(change.self_plan, self.solved.points)
+        return own.baddbmm_(change.plan, self.energy.nodes, beta=2, alpha=-2)
+
+
 def conjugate_gradients(
-    product: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor, tolerance: float = _CG_TOLERANCE
-) -> tuple[Tensor, Tensor]:
-    """Solution of a batch of symmetric systems, and whether no negative curvature was met.
+    product: Callable[[Tensor], Tensor],
+    right: Tensor,
+    precondition: Callable[[Tensor], Tensor],
+    tolerance: float = _CG_TOLERANCE,
+    most: int = 1000,
+    look: bool = True,
+) -> Solved:
+    """Solution of a batch of symmetric systems.
 
     Args:
         product: the matrix, ``(B, M, D)`` to ``(B, M, D)``.
         right: ``(B, M, D)``.
-        diagonal: preconditioner, positive, ``(B, M)``.
+        precondition: something like its inverse, positive definite.
+        tolerance: on the residual, relative to the right-hand side, in the metric of the preconditioner.
+        most: number of iterations.
+        look: whether the host may look after each iteration if all have finished.
 
     Started at zero, it gives the minimum-norm solution where the matrix is singular.
     """
-    scale = diagonal.unsqueeze(-1)
     solution, residual = torch.zeros_like(right), right
-    direction = preconditioned = residual / scale
-    strength = (residual * preconditioned).sum((-1, -2))
+    direction = precondition(residual)
+    strength = _inner(residual, direction)  # (B, 1, 1)
     goal = tolerance**2 * strength
-    definite = torch.ones_like(strength, dtype=torch.bool)
-    for _ in range(2 * right[0].numel()):
-        active = definite & (strength > goal)
-        if not bool(active.any()):
+    flattest = torch.full_like(strength, torch.inf)
+    for _ in range(most):
+        active = (strength > goal) & (flattest > 0)
+        if look and not bool(active.any()):
             break
         image = product(direction)
-        curvature = (direction * image).sum((-1, -2))
-        definite = definite & ~(active & (curvature <= 0))
-        active = active & definite
-        length = torch.where(active, strength / curvature, 0.0)[:, None, None]
-        solution = solution + length * direction
-        residual = residual - length * image
-        preconditioned = residual / scale
-        following = (residual * preconditioned).sum((-1, -2))
-        ratio = torch.where(active, following / strength, 0.0)[:, None, None]
-        direction = torch.where(active[:, None, None], preconditioned + ratio * direction, direction)
+        curvature = _inner(direction, image)
+        flattest = torch.where(active, torch.minimum(flattest, curvature / _inner(direction, direction)), flattest)
+        length = (strength / curvature).masked_fill_(~(active & (curvature > 0)), 0.0)
+        solution = torch.addcmul(solution, length, direction)
+        residual = torch.addcmul(residual, length, image, value=-1)
+        preconditioned = precondition(residual)
+        following = _inner(residual, preconditioned)
+        direction = torch.where(active, torch.addcmul(preconditioned, following / strength, direction), direction)
         strength = torch.where(active, following, strength)
-    return solution, definite
+    definite = flattest > 0
+    settled = ~(definite & (strength > goal))
+    return Solved(solution, *(x.view(-1) for x in (definite, flattest.clamp_min(0.0), settled)))
+
+
+def _inner(one: Tensor, other: Tensor) -> Tensor:
+    return (one * other).sum((-1, -2), keepdim=True)

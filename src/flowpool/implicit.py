@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation
-from flowpool.hessian import Hessian, conjugate_gradients, hessian
-from flowpool.sinkhorn import schur
+from flowpool.entries import places, put, take
+from flowpool.hessian import DIRECT_LIMIT, Hessian, PlanResponse, conjugate_gradients, hessian
 
 _NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correction
 _LARGE_RIDGE = 1e-12  # from here on conjugate gradients cannot leave the ridge to a fallback
@@ -47,23 +47,26 @@ def solve_adjoint(curvature: Hessian, cotangent: Tensor, ridge: float) -> Adjoin
     """
     unit = curvature.unit.mean(-1)  # (B,)
     penalty = ridge * unit.square()
-    no_shift = torch.zeros_like(curvature.unit)
-    solution, definite = curvature.solve(cotangent, no_shift)
+    found = curvature.plain.solve(cotangent)
+    solution = found.solution
     if curvature.matrix is not None:
         # (H H + lambda) w = H v is (H + lambda / H) w = v; its first-order form needs the factor of H only.
-        inverse = curvature.solve(curvature.solve(solution, no_shift)[0], no_shift)[0]
+        inverse = curvature.plain.solve(curvature.plain.solve(solution).solution).solution
         correction = penalty[:, None, None] * inverse
-        small = _norm(correction) <= _NEGLIGIBLE * _norm(solution)
-        good = definite & small
+        good = found.definite & (_norm(correction) <= _NEGLIGIBLE * _norm(solution))
         solution = solution - correction
     else:
-        good = definite if ridge <= _LARGE_RIDGE else torch.zeros_like(definite)
+        good = found.definite & (ridge <= _LARGE_RIDGE)
     if not bool(good.all()):
         if curvature.matrix is not None:
             damped = curvature.filtered(cotangent, penalty, ~good)
         else:
             damped = _normal_equations(curvature, cotangent, penalty, good)
         solution = torch.where(good[:, None, None], solution, damped)
+    return _judged(curvature, cotangent, penalty, solution, good)
+
+
+def _judged(curvature: Hessian, cotangent: Tensor, penalty: Tensor, solution: Tensor, good: Tensor) -> Adjoint:
     right = curvature.product(cotangent)
     left = curvature.product(curvature.product(solution)) + penalty[:, None, None] * solution
     residual = _norm(left - right) / _norm(right).clamp_min(torch.finfo(right.dtype).tiny)
@@ -73,9 +76,30 @@ def solve_adjoint(curvature: Hessian, cotangent: Tensor, ridge: float) -> Adjoin
 def _normal_equations(curvature: Hessian, cotangent: Tensor, penalty: Tensor, skip: Tensor) -> Tensor:
     """``H (H H + penalty)^-1 v`` by conjugate gradients, as in the paper, for the clouds that are not skipped."""
     right = torch.where(skip[:, None, None], 0.0, curvature.product(cotangent))
+    scale = curvature.unit.square().unsqueeze(-1)
     return conjugate_gradients(
-        lambda w: curvature.product(curvature.product(w)) + penalty[:, None, None] * w, right, curvature.unit.square()
-    )[0]
+        lambda w: curvature.product(curvature.product(w)) + penalty[:, None, None] * w,
+        right,
+        lambda w: w / scale,
+        most=2 * right[0].numel(),
+    ).solution
+
+
+def _find_adjoint(energy: Energy, solved: Evaluation, cotangent: Tensor, ridge: float) -> Adjoint:
+    """:func:`solve_adjoint` with conjugate gradients where they do, and with the whole matrix where H is singular."""
+    curvature = hessian(energy, solved)
+    size = cotangent[0].numel()
+    if curvature.matrix is not None or size > DIRECT_LIMIT:
+        return solve_adjoint(curvature, cotangent, ridge)
+    found = curvature.plain.solve(cotangent)
+    sound = found.definite & found.settled & ~curvature.is_singular(found) & (ridge <= _LARGE_RIDGE)
+    penalty = ridge * curvature.unit.mean(-1).square()
+    adjoint = _judged(curvature, cotangent, penalty, found.solution, sound)
+    hard = places(~sound, keep_pairs=True)
+    if not len(hard):
+        return adjoint
+    whole = hessian(energy.select(hard), take(solved, hard), form=True)
+    return put(adjoint, hard, solve_adjoint(whole, cotangent[hard], ridge))
 
 
 class Gradients(NamedTuple):
@@ -100,7 +124,7 @@ def vector_jacobian(
         ridge: see :func:`solve_adjoint`.
         wanted: of ``"nodes"``, ``"masses"``, ``"point_masses"``, ``"epsilon"`` and names of cost parameters.
     """
-    adjoint = solve_adjoint(hessian(energy, solved), cotangent, ridge)
+    adjoint = _find_adjoint(energy, solved, cotangent, ridge)
     if energy.geometry.is_squared_euclidean and energy.debias and "point_masses" not in wanted:
         return squared_euclidean_gradients(energy, solved, adjoint.solution), adjoint
     names = ("nodes", "masses", "point_masses", "epsilon")
@@ -123,37 +147,18 @@ def vector_jacobian(
 def squared_euclidean_gradients(energy: Energy, solved: Evaluation, solution: Tensor) -> Gradients:
     r"""The products :math:`-w^\top \partial \nabla_X S` for :math:`C = |x - y|^2` in closed form, without autograd.
 
-    With the derivatives of both plans along w,
-    :math:`\dot P = P \odot (\dot f_i + \dot g_j - 2 \langle w_i, x_i - y_j\rangle) / \varepsilon` and
-    :math:`\dot Q = Q \odot (\dot h_i + \dot h_k - 2 \langle w_i - w_k, x_i - x_k\rangle) / \varepsilon`:
+    With the derivatives of both plans along w, see :class:`flowpool.hessian.PlanResponse`:
 
     .. math::
         \bar y_j = 2 \textstyle\sum_i (P_{ij} w_i + \dot P_{ij} x_i), \quad \bar b = -\dot g, \quad
         \bar\varepsilon = \tfrac1\varepsilon (\langle \dot P, C\rangle - \tfrac12 \langle \dot Q, D\rangle)
     """
-    assert solved.xx is not None  # noqa: S101 - the energy is debiased
-    points, nodes, epsilon = solved.points, energy.nodes, energy.epsilon[:, None, None]
-    plan, conditional, self_plan = solved.xy.plan, solved.xy.conditional, solved.xx.plan
-
-    change = 2 * ((solution * points).sum(-1, keepdim=True) - solution @ nodes.transpose(-1, -2))  # (B, M, N), dC
-    column = (conditional * change).sum(-2)  # (B, N)
-    right = (plan * (change - column.unsqueeze(-2))).sum(-1, keepdim=True)
-    first = torch.cholesky_solve(right, torch.linalg.cholesky_ex(schur(solved.xy))[0])  # (B, M, 1), df
-    second = column - (conditional * first).sum(-2)  # (B, N), dg
-    plan_change = plan * (first + second.unsqueeze(-2) - change) / epsilon
-
-    cross = solution @ points.transpose(-1, -2)
-    own = cross.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    self_change = 2 * (own + own.transpose(-1, -2) - cross - cross.transpose(-1, -2))  # (B, M, M), dD
-    matrix = torch.diag_embed(energy.point_masses) + self_plan
-    right = (self_plan * self_change).sum(-1, keepdim=True)
-    shift = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix)[0])  # (B, M, 1), dh
-    self_plan_change = self_plan * (shift + shift.transpose(-1, -2) - self_change) / epsilon
-
-    to_nodes = 2 * (plan.transpose(-1, -2) @ solution + plan_change.transpose(-1, -2) @ points)
+    points, response = solved.points, PlanResponse(energy, solved).along(solution)
+    assert response.self_plan is not None  # noqa: S101 - the energy is debiased
+    to_nodes = 2 * (solved.xy.plan.transpose(-1, -2) @ solution + response.plan.transpose(-1, -2) @ points)
     self_cost = energy.geometry.matrix(points, points)
-    work = (plan_change * solved.cost).sum((-1, -2)) - (self_plan_change * self_cost).sum((-1, -2)) / 2
-    return Gradients(to_nodes, -second, None, work / energy.epsilon, {})
+    work = (response.plan * solved.cost).sum((-1, -2)) - (response.self_plan * self_cost).sum((-1, -2)) / 2
+    return Gradients(to_nodes, -response.dual, None, work / energy.epsilon, {})
 
 
 def _norm(value: Tensor) -> Tensor:

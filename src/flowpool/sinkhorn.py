@@ -14,7 +14,9 @@ Masses b enter as weights of the sums over nodes, never as a divisor, so a node 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +24,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-MAX_ITERATIONS = 200  # of Newton; a cold start at a relative epsilon of 1e-3 needs about 60
+MAX_ITERATIONS = 200  # of Newton, for each stage of a cold start
 _LOOSE = 0.03  # marginal error at which a stage of the cold start is good enough
 _STAGE = 0.3  # factor between two stages of the cold start
+_MOST_STAGES = 64
 _ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
-_HOPELESS = 1e8  # damping at which Newton has stopped moving
+_HOPELESS = 12  # refused steps in a row after which rounding has the last word
+_DAMPING = 1e-3  # of Newton at first, in units of the error that is left
 _MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 
 
@@ -40,6 +44,7 @@ class Transport:
         plan: P, ``(B, M, N)``.
         error: what is left of the row constraint, ``|P 1 - a|_1``, ``(B,)``.
         iterations: ``(B,)``.
+        settled: the error is below the tolerance, or as small as it gets, ``(B,)`` bool.
     """
 
     potential: Tensor
@@ -47,6 +52,7 @@ class Transport:
     plan: Tensor
     error: Tensor
     iterations: Tensor
+    settled: Tensor
 
     def dual_potential(self, cost: Tensor, masses: Tensor, epsilon: Tensor) -> Tensor:
         """g, with ``P = exp((f + g - C) / epsilon)``, ``(B, N)``; minus infinity where b is zero."""
@@ -100,30 +106,11 @@ def sinkhorn(
         step = epsilon[:, None] * (point_masses / rows).log()
         potential = torch.where(unfinished[:, None], potential + step, potential)
         iterations += unfinished
-    return Transport(potential, conditional, conditional * masses.unsqueeze(-2), error, iterations)
+    return Transport(potential, conditional, conditional * masses.unsqueeze(-2), error, iterations, ~unfinished)
 
 
 def _conditional(potential: Tensor, cost: Tensor, epsilon: Tensor) -> Tensor:
     return ((potential[..., None] - cost) / epsilon[:, None, None]).softmax(-2)
-
-
-class _Iterate(NamedTuple):
-    """Everything that depends on the current potential."""
-
-    potential: Tensor  # (B, M)
-    conditional: Tensor  # (B, M, N)
-    plan: Tensor  # (B, M, N)
-    slack: Tensor  # (B, M), a - P 1
-    error: Tensor  # (B,)
-    objective: Tensor  # (B,), grows towards the solution
-
-
-def _choose(first: Tensor, one: Any, other: Any) -> Any:
-    """One iterate where ``first`` holds, the other elsewhere."""
-    if bool(first.all()):
-        return one
-    picked = (torch.where(first.view(-1, *[1] * (x.dim() - 1)), x, y) for x, y in zip(one, other, strict=True))
-    return type(one)(*picked)
 
 
 def solve(
@@ -133,6 +120,7 @@ def solve(
     epsilon: Tensor,
     potential: Tensor | None = None,
     tolerance: Tensor | float = 1e-12,
+    rounds: int | None = None,
 ) -> Transport:
     r"""Plan by Newton's method on the semi-dual, the same as :func:`sinkhorn` gives.
 
@@ -141,64 +129,108 @@ def solve(
         \quad \nabla F = a - r,
         \quad -\varepsilon \nabla^2 F = S = \operatorname{diag}(r) - A \operatorname{diag}(b) A^\top
 
-    A warm ``potential`` is used as it is. Without one, epsilon comes down in stages from the size of the cost, since
-    Newton started at a small epsilon sees a flat objective. Arguments as for :func:`sinkhorn`; ``tolerance`` may differ
-    from problem to problem, ``(B,)``.
+    A warm ``potential`` is used as it is; without one, epsilon comes down in stages. Arguments as for
+    :func:`sinkhorn`; ``tolerance`` may differ from problem to problem, ``(B,)``. With ``rounds`` that many iterations
+    are made and the host never looks at a result; :attr:`Transport.settled` says which problems they were enough for.
     """
-    stage = epsilon
     if potential is None:
-        potential = (cost * masses.unsqueeze(-2)).sum(-1)
-        stage = torch.maximum(epsilon, cost.abs().amax((-1, -2)) / 4)
-    target = torch.as_tensor(tolerance, dtype=cost.dtype, device=cost.device).clamp_min(_ROUNDING)
-    damping = torch.full_like(epsilon, 1e-3)
-    iterations = torch.zeros_like(epsilon, dtype=torch.long)
-    now = _semi_dual(potential, cost, point_masses, masses, stage)
-    for _ in range(MAX_ITERATIONS):
-        done = (stage <= epsilon) & (now.error <= target) | (damping > _HOPELESS) | ~now.error.isfinite()
-        if bool(done.all()):
+        start = _cold_start(cost, point_masses, masses, epsilon)
+        found = solve(cost, point_masses, masses, epsilon, start.potential, tolerance, rounds)
+        return replace(found, iterations=start.iterations + found.iterations)
+    weights, level = masses.unsqueeze(-2), epsilon[:, None, None]
+
+    def plan_at(trial: Tensor) -> tuple[Tensor, Tensor]:
+        conditional = ((trial.unsqueeze(-1) - cost) / level).softmax(-2)
+        return conditional * weights, conditional
+
+    def newton(plan: Tensor, conditional: Tensor, slack: Tensor, ridge: Tensor) -> Tensor:
+        return _solve(schur(plan, conditional, ridge * point_masses), slack)
+
+    return _ascend(plan_at, newton, potential, epsilon, point_masses, tolerance, rounds)
+
+
+def _ascend(
+    plan_at: Callable[[Tensor], tuple[Tensor, Tensor]],
+    newton: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    potential: Tensor,
+    epsilon: Tensor,
+    point_masses: Tensor,
+    tolerance: Tensor | float,
+    rounds: int | None,
+) -> Transport:
+    """The maximum of a concave function of the potential, by steps that are shortened until they climb.
+
+    Args:
+        plan_at: maps a potential to the plan P and the conditional A.
+        newton: maps P, A, the slack of the rows and a ridge ``(B, 1)`` to a step in units of epsilon.
+        rounds: see :func:`solve`.
+    """
+    target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(_ROUNDING).unsqueeze(-1)
+    level = epsilon.unsqueeze(-1)
+    trial = base = potential
+    smallest = torch.full_like(level, math.inf)  # (B, 1), error at the base
+    damping = torch.full_like(level, _DAMPING)
+    refused, iterations = (torch.zeros_like(level, dtype=torch.long) for _ in range(2))
+    most = MAX_ITERATIONS if rounds is None else rounds
+    for iteration in range(most + 1):
+        plan, conditional = plan_at(trial)
+        slack = point_masses - plan.sum(-1)
+        error = slack.abs().sum(-1, keepdim=True)
+        # A step is kept if it halves the error, or if the concave objective still rises where it ends.
+        kept = (error <= smallest / 2) | ((slack * (trial - base)).sum(-1, keepdim=True) >= 0)
+        refused = (refused + 1).masked_fill_(kept, 0)
+        settled = (error <= target) | (refused > _HOPELESS)
+        if iteration == most or rounds is None and bool(settled.all()):
             break
-        descend = ~done & (stage > epsilon) & (now.error <= _LOOSE)
-        stage = torch.where(descend, torch.maximum(_STAGE * stage, epsilon), stage)
-        step = stage[:, None] * _newton_step(now, point_masses, damping)
-        still = (done | descend)[:, None]
-        trial = _semi_dual(torch.where(still, now.potential, now.potential + step), cost, point_masses, masses, stage)
-        # A step is kept if it halves the error or raises the concave objective.
-        better = (trial.error <= now.error / 2) | (trial.objective >= now.objective)
-        now = _choose(descend | ~done & better, trial, now)
-        damping = torch.where(done | descend, damping, damping * torch.where(better, 0.3, 10.0))
-        iterations += ~done
-    return Transport(now.potential, now.conditional, now.plan, now.error, iterations)
+        following = torch.addcmul(trial, level, newton(plan, conditional, slack, damping * error))
+        following = torch.where(kept, following, base.lerp(trial, 0.25))
+        base, smallest = torch.where(kept, trial, base), torch.where(kept, error, smallest)
+        damping = damping * torch.where(kept, 0.3, 10.0)
+        trial = torch.where(settled, trial, following)
+        iterations = iterations + ~settled
+    return Transport(trial, conditional, plan, error.squeeze(-1), iterations.squeeze(-1), settled.squeeze(-1))
 
 
-def _semi_dual(potential: Tensor, cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor) -> _Iterate:
-    scaled = (potential[..., None] - cost) / epsilon[:, None, None]
-    logsum = scaled.logsumexp(-2)  # (B, N)
-    conditional = (scaled - logsum.unsqueeze(-2)).exp()
-    plan = conditional * masses.unsqueeze(-2)
-    slack = point_masses - plan.sum(-1)
-    objective = (point_masses * potential).sum(-1) - epsilon * (masses * logsum).sum(-1)
-    return _Iterate(potential, conditional, plan, slack, slack.abs().sum(-1), objective)
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """``matrix^-1 right`` of positive definite matrices ``(B, M, M)``; zero where rounding has made one indefinite."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1).masked_fill_(failed.unsqueeze(-1) != 0, 0.0)
 
 
-def _newton_step(now: _Iterate, point_masses: Tensor, damping: Tensor) -> Tensor:
-    """Damped Newton step in units of epsilon, or a Sinkhorn step where the matrix cannot be factorised, ``(B, M)``."""
-    ridge = (damping * now.error)[:, None] * point_masses
-    factor, failed = torch.linalg.cholesky_ex(schur(now) + torch.diag_embed(ridge))
-    newton = torch.cholesky_solve(now.slack.unsqueeze(-1), factor).squeeze(-1)
-    ascent = torch.log(point_masses / (point_masses - now.slack).clamp_min(torch.finfo(newton.dtype).tiny))
-    usable = (failed == 0)[:, None] & newton.isfinite().all(-1, keepdim=True)
-    return torch.where(usable, newton, ascent)
+class _Start(NamedTuple):
+    potential: Tensor  # (B, M)
+    iterations: Tensor  # (B,), what it cost
 
 
-def schur(now: _Iterate | Transport) -> Tensor:
+def _cold_start(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor) -> _Start:
+    """A potential to start from where nothing is known.
+
+    Epsilon comes down in stages from the size of the cost, since Newton started at a small epsilon sees a flat
+    objective.
+    """
+    potential = (cost * masses.unsqueeze(-2)).sum(-1)
+    iterations = torch.zeros_like(epsilon, dtype=torch.long)
+    stage = cost.abs().amax((-1, -2)) / 4
+    for _ in range(_MOST_STAGES):
+        above = stage > epsilon
+        if not bool(above.any()):
+            break
+        level, target = torch.where(above, stage, epsilon), torch.where(above, _LOOSE, torch.inf)
+        found = solve(cost, point_masses, masses, level, potential, target)
+        potential, iterations = found.potential, iterations + found.iterations
+        stage = _STAGE * stage
+    return _Start(potential, iterations)
+
+
+def schur(plan: Tensor, conditional: Tensor, ridge: Tensor | float = 0.0) -> Tensor:
     """``diag(P 1) - A diag(b) A^T``, the matrix of all linear systems with the plan, ``(B, M, M)``, made invertible.
 
     It vanishes on the constants, which change no plan; the added constant decides those. Where the plan is nearly a
     matching it vanishes altogether, and so do the right-hand sides; the small diagonal keeps 0 / 0 away.
     """
-    rows = now.plan.sum(-1)
-    matrix = torch.diag_embed((1 + _MATCHING) * rows) - now.plan @ now.conditional.transpose(-1, -2)
-    return matrix + 1.0 / rows.shape[-1] ** 2
+    matrix = 1.0 / plan.shape[-2] ** 2 - torch.bmm(plan, conditional.transpose(-1, -2))
+    matrix.diagonal(dim1=-2, dim2=-1).add_((1 + _MATCHING) * plan.sum(-1) + ridge)
+    return matrix
 
 
 class SelfTransport(NamedTuple):
@@ -208,11 +240,13 @@ class SelfTransport(NamedTuple):
         potential: h, ``(B, M)``.
         plan: Q, symmetric, ``(B, M, M)``.
         error: ``|Q 1 - a|_1``, ``(B,)``.
+        settled: the error is below the tolerance, or as small as it gets, ``(B,)`` bool.
     """
 
     potential: Tensor
     plan: Tensor
     error: Tensor
+    settled: Tensor
 
     def value(self, masses: Tensor) -> Tensor:
         """``L_D = 2 <h, a>``, ``(B,)``."""
@@ -224,14 +258,17 @@ def sinkhorn_self(
     cost: Tensor, masses: Tensor, epsilon: Tensor, tolerance: float = 1e-9, max_iterations: int = 10_000
 ) -> SelfTransport:
     """Plan of a cloud with itself by Sinkhorn's update, averaged with where it starts: half a step for f and for g."""
-    now = _self_plan(epsilon[:, None] / 2 * masses.log(), cost, masses, epsilon)
-    for _ in range(max_iterations):
-        unfinished = ~(now.error <= tolerance)
-        if not bool(unfinished.any()):
+    potential = epsilon[:, None] / 2 * masses.log()
+    for iteration in range(max_iterations + 1):
+        plan = ((potential.unsqueeze(-1) + potential.unsqueeze(-2) - cost) / epsilon[:, None, None]).exp()
+        rows = plan.sum(-1)
+        error = (masses - rows).abs().sum(-1)
+        unfinished = ~(error <= tolerance)
+        if iteration == max_iterations or not bool(unfinished.any()):
             break
-        step = epsilon[:, None] / 2 * (masses / now.plan.sum(-1)).log()
-        now = _self_plan(torch.where(unfinished[:, None], now.potential + step, now.potential), cost, masses, epsilon)
-    return now
+        step = epsilon[:, None] / 2 * (masses / rows).log()
+        potential = torch.where(unfinished[:, None], potential + step, potential)
+    return SelfTransport(potential, plan, error, ~unfinished)
 
 
 def solve_self(
@@ -240,44 +277,32 @@ def solve_self(
     epsilon: Tensor,
     potential: Tensor | None = None,
     tolerance: Tensor | float = 1e-12,
+    rounds: int | None = None,
 ) -> SelfTransport:
-    r"""Plan of a cloud with itself: Newton on h, with averaged Sinkhorn steps where Newton does not help.
+    r"""Plan of a cloud with itself by Newton's method on h.
 
     .. math:: (\operatorname{diag}(Q 1) + Q)\, \delta = a - Q 1, \qquad h \leftarrow h + \varepsilon \delta
 
     Q is positive semi-definite for the usual costs, so the matrix has a condition number of about 2 and Newton needs
-    two or three iterations.
+    two or three iterations. ``rounds`` as for :func:`solve`.
     """
     if potential is None:
         potential = epsilon[:, None] / 2 * masses.log()
-    target = torch.as_tensor(tolerance, dtype=cost.dtype, device=cost.device).clamp_min(_ROUNDING)
-    floor = torch.finfo(cost.dtype).tiny
-    now = _self_plan(potential, cost, masses, epsilon)
-    stalled = torch.zeros_like(epsilon, dtype=torch.long)
-    for _ in range(MAX_ITERATIONS):
-        done = (now.error <= target) | (stalled > 20) | ~now.error.isfinite()
-        if bool(done.all()):
-            break
-        rows = now.plan.sum(-1)
+    level = epsilon[:, None, None]
+
+    def plan_at(trial: Tensor) -> tuple[Tensor, Tensor]:
+        plan = ((trial.unsqueeze(-1) + trial.unsqueeze(-2) - cost) / level).exp()
+        return plan, plan
+
+    def newton(plan: Tensor, _: Tensor, slack: Tensor, __: Tensor) -> Tensor:
+        matrix = plan.clone()
         # A node without mass has an empty row; the one on its diagonal keeps the matrix invertible.
-        matrix = now.plan + torch.diag_embed(torch.where(rows > 0, rows, 1.0))
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        newton = torch.cholesky_solve((masses - rows).unsqueeze(-1), factor).squeeze(-1)
-        trial = _self_plan(now.potential + epsilon[:, None] * newton, cost, masses, epsilon)
-        better = (failed == 0) & (trial.error < 0.9 * now.error)
-        if not bool((better | done).all()):
-            average = torch.where(rows > 0, 0.5 * torch.log(masses / rows.clamp_min(floor)), 0.0)
-            sinkhorn_step = _self_plan(now.potential + epsilon[:, None] * average, cost, masses, epsilon)
-            trial = _choose(better, trial, sinkhorn_step)
-        stalled = torch.where(trial.error < 0.9 * now.error, 0, stalled + 1)
-        now = _choose(~done, trial, now)
-    return now
+        matrix.diagonal(dim1=-2, dim2=-1).add_(torch.where(masses > 0, masses - slack, 1.0))
+        step = _solve(matrix, slack)
+        return step / step.abs().amax(-1, keepdim=True).clamp_min(1.0)  # beyond one epsilon exp outruns its tangent
 
-
-def _self_plan(potential: Tensor, cost: Tensor, masses: Tensor, epsilon: Tensor) -> SelfTransport:
-    plan = ((potential[..., None] + potential[..., None, :] - cost) / epsilon[:, None, None]).exp()
-    error = (masses - plan.sum(-1)).abs().sum(-1)
-    return SelfTransport(potential, plan, error)
+    found = _ascend(plan_at, newton, potential, epsilon, masses, tolerance, rounds)
+    return SelfTransport(found.potential, found.plan, found.error, found.settled)
 
 
 class DifferentiablePlan(torch.autograd.Function):
@@ -292,7 +317,8 @@ class DifferentiablePlan(torch.autograd.Function):
     def forward(
         ctx: Any, cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor, solved: Transport
     ) -> Tensor:
-        ctx.save_for_backward(cost, epsilon, solved.conditional, solved.plan, torch.linalg.cholesky(schur(solved)))
+        factor, _ = torch.linalg.cholesky_ex(schur(solved.plan, solved.conditional))
+        ctx.save_for_backward(cost, epsilon, solved.conditional, solved.plan, factor)
         return solved.plan.clone()
 
     @staticmethod
@@ -316,7 +342,7 @@ class DifferentiableSelfPlan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cost: Tensor, masses: Tensor, epsilon: Tensor, solved: SelfTransport) -> Tensor:
-        factor = torch.linalg.cholesky(torch.diag_embed(masses) + solved.plan)
+        factor = torch.linalg.cholesky_ex(torch.diag_embed(masses) + solved.plan)[0]
         ctx.save_for_backward(cost, epsilon, solved.plan, factor)
         return solved.plan.clone()
 

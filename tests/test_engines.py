@@ -4,7 +4,8 @@ import pytest
 import torch
 from helpers import mutag_clouds
 
-from flowpool import engines, flow_pool
+from flowpool import engines, flow_pool, kernels
+from flowpool.compiled.singular import adjoint_singular
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = torch.randn(11, 2, generator=GENERATOR, dtype=torch.float64)
@@ -64,16 +65,25 @@ def test_without_numba_torch_takes_over_and_says_so_once(monkeypatch, caplog):
         flow_pool(NODES, BATCH, reference=REFERENCE, engine="compiled")
 
 
-def test_the_span_of_a_singular_graph_gives_the_gradient_of_the_torch_engine():
+@pytest.mark.parametrize("ridge", [1e-18, 1e-3])
+def test_the_eigenvectors_of_a_singular_graph_give_the_gradient_of_the_torch_engine(ridge):
     nodes = torch.randn(3, 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     wide, batch = nodes.repeat_interleave(3, 0), torch.tensor([0] * 9)  # three distinct nodes for seven points
     reference = torch.randn(7, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     weights = torch.randn(1, 7, 12, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     pooled = flow_pool(wide, batch, reference=reference, epsilon=0.5, engine="compiled", tolerance=1e-9)
-    behind = pooled._solution
-    given = (behind.problem, behind.solvable, behind.ended, weights, 1e-18, {"nodes", "masses", "epsilon"})
-    expected = engines.TorchEngine().adjoint(*given)
-    found = engines._adjoint_in_span(*given)
+    problem, ended, solvable, _, _ = pooled._solution
+    expected = engines.adjoint(problem, solvable, ended, weights, ridge, {"nodes", "masses", "epsilon"})
     assert bool(expected.damped.all())
-    for name in ("nodes", "masses", "epsilon"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9)
+    given = (*problem.clouds.cloud(0), *(value[0] for value in ended[:3]), problem.point_masses)
+    arrays = [value.numpy() for value in given]
+    cotangent = weights[0].numpy()
+    for found in (
+        adjoint_singular(*arrays, float(problem.epsilon), ridge, cotangent),
+        kernels._wide_adjoint(*arrays, float(problem.epsilon), ridge, cotangent),
+    ):
+        assert found is not None and found.damped
+        for name in ("nodes", "masses"):
+            value = torch.from_numpy(getattr(found, name))
+            torch.testing.assert_close(value, getattr(expected, name), rtol=1e-9, atol=1e-9)
+        assert found.epsilon == pytest.approx(float(expected.epsilon), rel=1e-9, abs=1e-9)

@@ -48,29 +48,25 @@ def test_export_keeps_the_operators():
     assert torch.allclose(program.module()(NODES, BATCH), Model()(NODES, BATCH))
 
 
-def framed():
-    order = BATCH.argsort(stable=True)
-    nodes, ptr = NODES[order], torch.tensor([0, 6, 6, 14, 14])
-    masses = torch.cat([torch.full((6,), 1 / 6), torch.full((8,), 1 / 8)]).double()
-    solvable = torch.tensor([True, False, True, False])
-    start = REFERENCE.expand(4, 3, 2).contiguous()
-    return nodes, masses, ptr, solvable, start, torch.full((3,), 1 / 3).double(), torch.full((4,), 0.3).double()
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "strided"])
-def test_operators_pass_opcheck(layout):
-    nodes, masses, ptr, solvable, start, weights, epsilon = framed()
+@pytest.mark.parametrize("weighted", [False, True])
+def test_operators_pass_opcheck(layout, weighted):
+    nodes, masses = NODES, MASSES
     if layout == "strided":
         nodes = nodes.T.contiguous().T
         masses = torch.stack([masses, masses], -1)[:, 0]
-    opcheck(ops.arrange, (NODES, BATCH, None, MASSES, 4))
-    opcheck(ops.arrange, (nodes, None, ptr, None, 4))
-    leaves = [x.detach().requires_grad_() for x in (nodes, masses, epsilon)]
-    settings = (1e-16, 1e-9, 1000, 1e-18)
-    opcheck(ops.solve, (leaves[0], leaves[1], ptr, solvable, start, weights, leaves[2], *settings))
-    ended = ops.solve(nodes, masses, ptr, solvable, start, weights, epsilon, *settings)
-    cotangent = torch.ones_like(start)
-    opcheck(ops.adjoint, (nodes, masses, ptr, solvable, *ended[:3], weights, epsilon, cotangent, 1e-16, 1e-18))
+    ptr = torch.tensor([0, 6, 6, 14, 14])
+    opcheck(ops.arrange, (nodes, BATCH, None, masses, 4, True))
+    opcheck(ops.arrange, (nodes, None, ptr, None, 4, False))
+    ptr, order = ops.arrange(nodes, BATCH, None, None, 4, True)
+    features = torch.tensor([0.5, 2.0]).double().requires_grad_() if weighted else None
+    epsilon = torch.full((4,), 0.3).double().requires_grad_()
+    leaves = [x.detach().requires_grad_() for x in (nodes, masses)]
+    given = (leaves[1] if weighted else None, order, ptr, epsilon, features, torch.full((3,), 1 / 3).double())
+    opcheck(ops.solve, (leaves[0], *given, True, 1e-16, REFERENCE, 1e-9, 1000, 1e-18))
+    fixed = [x if x is None else x.detach() for x in given]
+    ended = ops.solve(nodes, *fixed, True, 1e-16, REFERENCE, 1e-9, 1000, 1e-18)
+    opcheck(ops.adjoint, (ended[5:], *fixed, True, 1e-16, torch.ones(4, 3, 2).double(), 1e-18))
 
 
 def test_the_layer_compiles_as_a_whole_and_takes_other_sizes():

@@ -172,11 +172,8 @@ class Custom(Cost):
         return cost
 
 
-COSTS: dict[str, Callable[[], Cost]] = {
-    "sqeuclidean": SquaredEuclidean,
-    "euclidean": Euclidean,
-    "cosine": Cosine,
-}
+# They have no state, so that one of each is enough.
+COSTS: dict[str, Cost] = {"sqeuclidean": SquaredEuclidean(), "euclidean": Euclidean(), "cosine": Cosine()}
 
 
 def resolve(cost: str | CostFunction) -> Cost:
@@ -186,7 +183,7 @@ def resolve(cost: str | CostFunction) -> Cost:
     if isinstance(cost, str):
         if cost not in COSTS:
             raise ValueError(f"Unknown cost {cost!r}; known names: {', '.join(COSTS)}. Or pass a callable.")
-        return COSTS[cost]()
+        return COSTS[cost]
     if callable(cost):
         return Custom(cost)
     raise TypeError(f"cost is a {type(cost).__name__}; pass a name, a costs.Cost or a callable.")
@@ -206,6 +203,10 @@ class Geometry:
     @property
     def is_squared_euclidean(self) -> bool:
         return isinstance(self.cost, SquaredEuclidean)
+
+    def detached(self) -> Geometry:
+        """The same without autograd history."""
+        return Geometry(self.cost, {name: value.detach() for name, value in self.tensors.items()})
 
     @property
     def feature_weights(self) -> Tensor | None:

@@ -93,23 +93,47 @@ def make_clouds(
     order that depends on their features alone, so that the order they were given in cannot even change the rounding.
     """
     check_features(nodes)
-    if masses is not None:
-        if not isinstance(masses, Tensor):
-            raise TypeError(f"masses is a {type(masses).__name__}; pass a tensor of shape (num_nodes,), or None.")
-        require_like(masses, nodes, "masses")
-    if torch.compiler.is_compiling() and num_graphs is not None and not (batch is None and ptr is None):
-        offsets, order = torch.ops.flowpool.arrange(nodes.detach(), batch, ptr, masses, num_graphs)
-    else:
-        offsets, order = arrange_nodes(nodes.detach(), batch, ptr, masses, num_graphs)
+    offsets, order = arrange(nodes, batch, ptr, masses, num_graphs, compiled=False)
     weights = nodes.new_ones(nodes.shape[0]) if masses is None else masses[order]
     clouds = Clouds.from_ptr(nodes[order], weights, offsets)
     return Clouds(clouds.nodes, weights / clouds.sum(weights)[clouds.batch], offsets, clouds.batch), order
 
 
-def arrange_nodes(
-    nodes: Tensor, batch: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int | None
+def arrange(
+    nodes: Tensor,
+    batch: Tensor | None,
+    ptr: Tensor | None,
+    masses: Tensor | None,
+    num_graphs: int | None,
+    compiled: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Offsets of the graphs and the order that sorts the nodes by graph and then by features, after all checks."""
+    """:func:`arrange_nodes`, as an operator while a graph is being traced."""
+    if masses is not None:
+        if not isinstance(masses, Tensor):
+            raise TypeError(f"masses is a {type(masses).__name__}; pass a tensor of shape (num_nodes,), or None.")
+        require_like(masses, nodes, "masses")
+    if torch.compiler.is_compiling() and num_graphs is not None and not (batch is None and ptr is None):
+        found: tuple[Tensor, Tensor] = torch.ops.flowpool.arrange(
+            nodes.detach(), batch, ptr, masses, num_graphs, compiled
+        )
+        return found
+    return arrange_nodes(nodes.detach(), batch, ptr, masses, num_graphs, compiled)
+
+
+def arrange_nodes(
+    nodes: Tensor,
+    batch: Tensor | None,
+    ptr: Tensor | None,
+    masses: Tensor | None,
+    num_graphs: int | None,
+    compiled: bool,
+) -> tuple[Tensor, Tensor]:
+    """Offsets of the graphs and the order that sorts the nodes by graph and then by features, after all checks.
+
+    Args:
+        compiled: sort by a kernel. Only where the features of two nodes differ by rounding the order may be another.
+        Others as for :func:`make_clouds`.
+    """
     num_nodes = nodes.shape[0]
     if num_graphs is not None and not 0 <= num_graphs <= _MOST_GRAPHS:
         raise ValueError(
@@ -119,25 +143,34 @@ def arrange_nodes(
         offsets = checked_ptr(ptr, num_nodes, num_graphs)
         if batch is not None:
             _check_agreement(checked_index(batch, num_nodes, offsets.numel() - 1), offsets)
-        graph = torch.arange(offsets.numel() - 1, device=offsets.device).repeat_interleave(offsets.diff())
+        count = offsets.numel() - 1
+        graph = torch.arange(count, device=offsets.device).repeat_interleave(offsets.diff())
     elif batch is not None:
         graph = checked_index(batch, num_nodes, num_graphs)
-        found = int(graph.max()) + 1 if num_nodes else 0
-        offsets = _offsets(torch.bincount(graph, minlength=found if num_graphs is None else num_graphs))
+        found = int(graph.max()) + 1 if num_nodes and num_graphs is None else 0
+        count = found if num_graphs is None else num_graphs
     else:
         if num_graphs not in (None, 1):
             raise ValueError(f"dim_size is {num_graphs}, but without batch or ptr all nodes form one graph.")
-        graph = torch.zeros(num_nodes, dtype=torch.long)
-        offsets = torch.tensor([0, num_nodes])
-    graph, offsets = graph.to(nodes.device), offsets.to(nodes.device)
-    # Any fixed direction tells different nodes apart; sums over the last axis have the same bits in every row.
-    direction = torch.arange(1, nodes.shape[1] + 1, device=nodes.device, dtype=nodes.dtype).cos()
-    by_features = (nodes * direction).sum(-1).argsort(stable=True)
-    order = by_features[graph[by_features].argsort(stable=True)]
+        graph, count = torch.zeros(num_nodes, dtype=torch.long), 1
+    graph = graph.to(nodes.device)
+    if compiled:
+        from flowpool.kernels import order_nodes
+
+        offsets, order = order_nodes(nodes, graph, count)
+    else:
+        offsets, order = _offsets(torch.bincount(graph, minlength=count)), _order(nodes, graph)
     if masses is not None:
         _check_masses(masses, num_nodes)
         _check_totals(masses[order], offsets)
     return offsets, order
+
+
+def _order(nodes: Tensor, graph: Tensor) -> Tensor:
+    # Any fixed direction tells different nodes apart; sums over the last axis have the same bits in every row.
+    direction = torch.arange(1, nodes.shape[1] + 1, device=nodes.device, dtype=nodes.dtype).cos()
+    by_features = (nodes * direction).sum(-1).argsort(stable=True)
+    return by_features[graph[by_features].argsort(stable=True)]
 
 
 def check_features(nodes: Tensor) -> None:
@@ -170,14 +203,14 @@ def checked_index(batch: Tensor, num_nodes: int, num_graphs: int | None) -> Tens
     if batch.dim() != 1 or batch.numel() != num_nodes:
         raise ValueError(f"batch has shape {tuple(batch.shape)}; expected ({num_nodes},), one graph id per node.")
     index = batch.long()
-    limit = torch.iinfo(torch.int64).max if num_graphs is None else num_graphs
-    wrong = (index < 0) | (index >= limit)
-    if bool(wrong.any()):
+    lowest, highest = (int(end) for end in index.aminmax()) if num_nodes else (0, -1)
+    if lowest < 0 or num_graphs is not None and highest >= num_graphs:
+        wrong = (index < 0) if num_graphs is None else (index < 0) | (index >= num_graphs)
         node = int(wrong.nonzero()[0])
         known = "" if num_graphs is None else f" and below dim_size={num_graphs}"
         raise ValueError(f"batch[{node}] is {int(index[node])}; graph ids must be at least 0{known}.")
     # bincount would otherwise try to allocate whatever a corrupt id asks for.
-    if num_graphs is None and num_nodes and int(index.max()) >= _MOST_GRAPHS:
+    if num_graphs is None and highest >= _MOST_GRAPHS:
         node = int(index.argmax())
         raise ValueError(f"batch[{node}] is {int(index[node])}; that many graphs do not fit. Pass ids 0..B-1.")
     return index

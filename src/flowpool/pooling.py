@@ -1,26 +1,28 @@
 """FlowPool as a function: node features in, M points per graph out (sections 5 to 8 of the paper).
 
 :func:`flow_pool` checks its input, brings every graph into its frame, lets an engine find the stationary points there,
-and maps them back. Only the map from the framed cloud to its stationary points has a derivative of its own, from the
-optimality condition; everything around it is left to autograd.
+and maps them back. With the torch engine only the map from the framed cloud to its stationary points has a derivative
+of its own, from the optimality condition, and everything around it is left to autograd. The compiled engine does all of
+it, and its derivative, in kernels.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from flowpool import batching, costs, engines, ops, references
+from flowpool import batching, costs, engines, kernels, ops, references
 from flowpool.batching import Problem
 from flowpool.costs import Cost, CostFunction, Geometry
-from flowpool.engines import Engine
 from flowpool.flow import Flowed
 from flowpool.frame import make_frame
-from flowpool.measures import Clouds, check_features, make_clouds, require_like
+from flowpool.kernels import Ended, Given
+from flowpool.measures import Clouds, arrange, check_features, make_clouds, require_like
 from flowpool.record import BackwardReport, Pooled, Solution
 from flowpool.status import Status
 
@@ -138,41 +140,144 @@ def flow_pool(
     if not torch.compiler.is_compiling():
         references.check_values(reference)
     ground = costs.resolve(cost)
-    precision = torch.float32 if nodes.device.type == "mps" else torch.float64
     if isinstance(masses, Tensor):
         require_like(masses, nodes, "masses")
-        masses = masses.to(precision)
     if debias:
         _check_symmetry(ground, reference)
+    precision = torch.float32 if nodes.device.type == "mps" else torch.float64
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
-        clouds, order = make_clouds(nodes.to(precision), batch, ptr, masses, dim_size)
-        _check_size(clouds.num_graphs, *reference.shape)
         geometry = costs.bind(ground, precision, nodes.device)
         weights = _checked_point_masses(point_masses, reference).to(precision)
-        level = _checked_epsilon(epsilon, clouds, precision)
-        frame = make_frame(clouds, geometry, level, reference.to(precision), relative)
-        resolution = torch.finfo(nodes.dtype).eps
-        problem = Problem(frame.clouds, frame.start, weights, frame.epsilon, frame.geometry, debias, resolution)
-        report = BackwardReport()
-        ended = _stationary(problem, frame.solvable, options, report)
-        points = frame.outside(ended.points).to(nodes.dtype)
+        inputs = _Inputs(nodes, batch, ptr, reference.to(precision), masses, weights, dim_size, epsilon, relative)
+        if engines.use_kernels(engine, nodes, geometry, weights, debias, gradient, step_size):
+            return _pool_compiled(inputs, geometry, options)
+        return _pool_torch(inputs, geometry, options)
+
+
+class _Inputs(NamedTuple):
+    """The arguments of the same names of :func:`flow_pool`, as far as they have been checked."""
+
+    nodes: Tensor
+    batch: Tensor | None
+    ptr: Tensor | None
+    reference: Tensor  # in the solver's precision
+    masses: Tensor | None
+    point_masses: Tensor  # normalised, in the solver's precision
+    dim_size: int | None
+    epsilon: float | Tensor
+    relative: bool
+
+
+def _pool_compiled(inputs: _Inputs, geometry: Geometry, options: Options) -> Pooled:
+    """Pooling by kernels from end to end."""
+    dtype, resolution = inputs.nodes.dtype, torch.finfo(inputs.nodes.dtype).eps
+    wide = torch.promote_types(dtype, torch.float32)
+    nodes = inputs.nodes.to(wide)
+    masses = inputs.masses.to(wide) if isinstance(inputs.masses, Tensor) else inputs.masses
+    ptr, order = arrange(nodes, inputs.batch, inputs.ptr, masses, inputs.dim_size, compiled=True)
+    num_graphs = ptr.numel() - 1
+    _check_size(num_graphs, *inputs.reference.shape)
+    level = _checked_epsilon(inputs.epsilon, num_graphs, inputs.reference)
+    features, relative = geometry.feature_weights, inputs.relative
+    given = Given(masses, order, ptr, level, features, inputs.point_masses, relative, resolution)
+    report = BackwardReport()
+    if torch.compiler.is_compiling():
+        settings = (inputs.reference, options.tolerance, options.max_steps, options.ridge)
+        ended = Ended(*ops.solve(nodes, *given, *settings))
+    else:
+        call = _KernelCall(given, inputs.reference, options, report)
+        ended = Ended(*_Kernels.apply(call, nodes, masses, level, features))
+    fixed = given._replace(epsilon=level.detach(), point_masses=inputs.point_masses.detach())
+    behind = partial(_solution_behind, ended, fixed, inputs.reference, geometry.detached())
+    return Pooled(ended.points.to(dtype), ended.residual, ended.steps, ended.status, report, behind)
+
+
+@torch.no_grad()
+def _solution_behind(ended: Ended, given: Given, reference: Tensor, geometry: Geometry) -> Solution:
+    """The graphs in their frames, which the kernels keep to themselves, with the solution that they found there."""
+    clouds = Clouds.from_ptr(ended.nodes.to(given.epsilon.dtype), ended.masses, given.ptr)
+    frame = make_frame(clouds, geometry, given.epsilon, reference, given.relative)
+    problem = Problem(
+        frame.clouds, frame.start, given.point_masses, frame.epsilon, frame.geometry, True, given.resolution
+    )
+    inside, potential, self_potential = ended.inside, ended.potential, ended.self_potential
+    flowed = Flowed(inside, potential, self_potential, ended.residual, ended.steps, ended.singular)
+    return Solution(problem, flowed, frame.solvable, frame.cost_unit, given.order)
+
+
+class _KernelCall(NamedTuple):
+    """What the autograd function of the compiled engine needs besides differentiable tensors."""
+
+    given: Given
+    reference: Tensor
+    options: Options
+    report: BackwardReport
+
+
+class _Kernels(torch.autograd.Function):
+    """:mod:`flowpool.kernels` as a function of nodes, masses, epsilon and the weights of the features."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _KernelCall, nodes: Tensor, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        options = call.options
+        ended = kernels.solve(nodes, call.given, call.reference, options.tolerance, options.max_steps)
+        ctx.call = call
+        ctx.save_for_backward(*inputs, *ended)
+        ctx.mark_non_differentiable(*ended[1:])
+        ctx.set_materialize_grads(False)
+        return tuple(ended)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        if upstream is None:
+            return (None,) * 5
+        call: _KernelCall = ctx.call
+        masses, epsilon, weights, *ended = ctx.saved_tensors
+        given = call.given._replace(masses=masses, epsilon=epsilon, weights=weights)
+        names = ("nodes", "masses", "epsilon", "weights")
+        wanted = {name for name, need in zip(names, ctx.needs_input_grad[1:], strict=True) if need}
+        found = kernels.adjoint(Ended(*ended), given, upstream, call.options.ridge, wanted)
+        call.report.residual, call.report.damped = found.residual, found.damped
+        return (None, *(getattr(found, name) if name in wanted else None for name in names))
+
+
+def _refuse_second_derivatives() -> None:
+    # Grad mode is on in a backward pass only under create_graph. Not every input makes the result require a gradient,
+    # so that a check of the result alone would let a wrong second derivative through.
+    if torch.is_grad_enabled():
+        raise RuntimeError("flow_pool cannot be differentiated twice; call backward or grad without create_graph.")
+
+
+def _pool_torch(inputs: _Inputs, geometry: Geometry, options: Options) -> Pooled:
+    """Pooling by torch operations: for any device, any cost, and recorded steps."""
+    nodes, reference, precision = inputs.nodes, inputs.reference, inputs.reference.dtype
+    masses = inputs.masses.to(precision) if isinstance(inputs.masses, Tensor) else inputs.masses
+    clouds, order = make_clouds(nodes.to(precision), inputs.batch, inputs.ptr, masses, inputs.dim_size)
+    _check_size(clouds.num_graphs, *reference.shape)
+    level = _checked_epsilon(inputs.epsilon, clouds.num_graphs, reference)
+    frame = make_frame(clouds, geometry, level, reference, inputs.relative)
+    resolution = torch.finfo(nodes.dtype).eps
+    problem = Problem(
+        frame.clouds, frame.start, inputs.point_masses, frame.epsilon, frame.geometry, options.debias, resolution
+    )
+    report = BackwardReport()
+    ended = _stationary(problem, frame.solvable, options, report)
+    points = frame.outside(ended.points).to(nodes.dtype)
     with torch.no_grad():
         status = torch.where(frame.empty, Status.EMPTY.value, _status_of(ended, options.tolerance))
         finite = points.detach().flatten(1).isfinite().all(1)
         status = torch.where(finite, status, Status.NONFINITE.value)
         status = torch.where(frame.broken, Status.NONFINITE_INPUT.value, status).to(torch.int8)
         residual = torch.where(frame.broken, torch.nan, ended.residual)
-    behind = Solution(_detached(problem), Flowed(*(x.detach() for x in ended)), frame.solvable, frame.cost_unit, order)
+    flowed = Flowed(*(x.detach() for x in ended))
+    behind = partial(Solution, _detached(problem), flowed, frame.solvable, frame.cost_unit, order)
     return Pooled(points, residual, ended.steps, status, report, behind)
 
 
 def _stationary(problem: Problem, solvable: Tensor, options: Options, report: BackwardReport) -> Flowed:
     """The end of the flow, with ``points`` differentiable in every tensor of the problem; zeros where not solvable."""
     if options.gradient == "unrolled":
-        if options.engine == "compiled":
-            raise ValueError(
-                "gradient='unrolled' records the steps with autograd; the compiled engine cannot. Use 'torch'."
-            )
         step_size = _UNROLLED_STEP if options.step_size is None else options.step_size
         chosen = solvable.nonzero().squeeze(-1)
         part = problem.select(chosen)
@@ -180,26 +285,19 @@ def _stationary(problem: Problem, solvable: Tensor, options: Options, report: Ba
         # What is left at the end of the recorded steps: judged there, without moving.
         judged = batching.judge(replace(_detached(part), start=points.detach()))
         return engines.spread(judged._replace(points=points, steps=steps), chosen, problem.start)
-    engine = engines.choose(options.engine, problem, options.step_size)
-    if torch.compiler.is_compiling() and isinstance(engine, engines.CompiledEngine):
-        clouds = problem.clouds
-        weights, level = problem.point_masses, problem.epsilon
-        given = (clouds.nodes, clouds.masses, clouds.ptr, solvable, problem.start, weights, level)
-        return Flowed(*ops.solve(*given, problem.resolution, options.tolerance, options.max_steps, options.ridge))
     names = [name for name, value in problem.geometry.tensors.items() if value.requires_grad]
-    call = _Call(_detached(problem), solvable, options, engine, names, report)
+    call = _Call(_detached(problem), solvable, options, names, report)
     clouds = problem.clouds
     inputs = (clouds.nodes, clouds.masses, problem.point_masses, problem.epsilon)
     return Flowed(*_Implicit.apply(call, *inputs, *(problem.geometry.tensors[name] for name in names)))
 
 
 class _Call(NamedTuple):
-    """What the autograd function needs besides differentiable tensors."""
+    """What the autograd function of the torch engine needs besides differentiable tensors."""
 
     problem: Problem  # without autograd history
     solvable: Tensor
     options: Options
-    engine: Engine
     names: list[str]  # of the cost parameters that follow the other inputs
     report: BackwardReport
 
@@ -210,7 +308,7 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *inputs: Tensor) -> tuple[Tensor, ...]:
         options = call.options
-        ended = call.engine.solve(call.problem, call.solvable, options.tolerance, options.max_steps, options.step_size)
+        ended = engines.solve(call.problem, call.solvable, options.tolerance, options.max_steps, options.step_size)
         ctx.call = call
         ctx.save_for_backward(*inputs, *ended)
         ctx.mark_non_differentiable(*ended[1:])
@@ -219,10 +317,7 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        # Grad mode is on here only under create_graph. Not every input makes the result require a gradient, so a check
-        # of the result alone would let a wrong second derivative through.
-        if torch.is_grad_enabled():
-            raise RuntimeError("flow_pool cannot be differentiated twice; call backward or grad without create_graph.")
+        _refuse_second_derivatives()
         call: _Call = ctx.call
         if upstream is None:
             return (None,) * (5 + len(call.names))
@@ -230,7 +325,7 @@ class _Implicit(torch.autograd.Function):
         names = ["nodes", "masses", "point_masses", "epsilon", *call.names]
         needed = dict(zip(names, ctx.needs_input_grad[1:], strict=True))
         wanted = {name for name, need in needed.items() if need}
-        found = call.engine.adjoint(call.problem, call.solvable, ended, upstream, call.options.ridge, wanted)
+        found = engines.adjoint(call.problem, call.solvable, ended, upstream, call.options.ridge, wanted)
         call.report.residual, call.report.damped = found.residual, found.damped
         values = {"nodes": found.nodes, "masses": found.masses, "point_masses": found.point_masses}
         values |= {"epsilon": found.epsilon} | found.parameters
@@ -244,15 +339,13 @@ def _status_of(ended: Flowed, tolerance: float) -> Tensor:
 
 
 def _detached(problem: Problem) -> Problem:
-    clouds, tensors = problem.clouds, problem.geometry.tensors
-    return Problem(
-        Clouds(clouds.nodes.detach(), clouds.masses.detach(), clouds.ptr, clouds.batch),
-        problem.start,
-        problem.point_masses.detach(),
-        problem.epsilon.detach(),
-        Geometry(problem.geometry.cost, {name: value.detach() for name, value in tensors.items()}),
-        problem.debias,
-        problem.resolution,
+    clouds = problem.clouds
+    return replace(
+        problem,
+        clouds=Clouds(clouds.nodes.detach(), clouds.masses.detach(), clouds.ptr, clouds.batch),
+        point_masses=problem.point_masses.detach(),
+        epsilon=problem.epsilon.detach(),
+        geometry=problem.geometry.detached(),
     )
 
 
@@ -269,29 +362,30 @@ def _check_size(num_graphs: int, num_points: int, dim: int) -> None:
         )
 
 
-def _checked_epsilon(epsilon: float | Tensor, clouds: Clouds, precision: torch.dtype) -> Tensor:
+def _checked_epsilon(epsilon: float | Tensor, num_graphs: int, like: Tensor) -> Tensor:
+    """Epsilon of each graph, ``(B,)``, with the dtype and the device of another tensor."""
     if not isinstance(epsilon, Tensor):
         if not (math.isfinite(epsilon) and epsilon > 0):
             raise ValueError(f"epsilon is {epsilon:g}; it must be finite and > 0 (0.1 is a good start).")
-        return clouds.masses.new_full((clouds.num_graphs,), epsilon)
+        return like.new_full((num_graphs,), epsilon)
     if not epsilon.is_floating_point():
         raise TypeError(f"epsilon is {epsilon.dtype}; pass a number or a floating-point tensor.")
-    if epsilon.dim() > 1 or epsilon.dim() == 1 and epsilon.numel() != clouds.num_graphs:
+    if epsilon.dim() > 1 or epsilon.dim() == 1 and epsilon.numel() != num_graphs:
         raise ValueError(
-            f"epsilon has shape {tuple(epsilon.shape)}; pass one number, or one per graph, ({clouds.num_graphs},)."
+            f"epsilon has shape {tuple(epsilon.shape)}; pass one number, or one per graph, ({num_graphs},)."
         )
     if not torch.compiler.is_compiling():
         wrong = ~(epsilon.detach().isfinite() & (epsilon.detach() > 0))
         if bool(wrong.any()):
             value = float(epsilon.detach()[wrong].flatten()[0])
             raise ValueError(f"epsilon is {value:g}; it must be finite and > 0 (0.1 is a good start).")
-    return epsilon.to(device=clouds.nodes.device, dtype=precision).expand(clouds.num_graphs)
+    return epsilon.to(like).expand(num_graphs)
 
 
 def _checked_point_masses(point_masses: Tensor | None, reference: Tensor) -> Tensor:
     num_points = reference.shape[0]
     if point_masses is None:
-        return reference.new_full((num_points,), 1.0, dtype=torch.float64) / num_points
+        return reference.new_full((num_points,), 1.0 / num_points, dtype=torch.float64)
     if not isinstance(point_masses, Tensor) or point_masses.shape != (num_points,):
         found = tuple(point_masses.shape) if isinstance(point_masses, Tensor) else type(point_masses).__name__
         raise ValueError(f"point_masses is {found}; expected a tensor of shape ({num_points},), one mass per point.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from flowpool import batching, sinkhorn
 from flowpool.batching import Problem
 from flowpool.flow import Flowed
 from flowpool.status import Status
+
+_CONVERGED = torch.tensor([status.converged for status in sorted(Status)])  # by code
 
 
 class BackwardReport:
@@ -55,13 +58,16 @@ class Pooled:
     steps: Tensor
     status: Tensor
     backward: BackwardReport
-    _solution: Solution = field(repr=False)
+    _behind: Callable[[], Solution] = field(repr=False)
 
     @property
     def converged(self) -> Tensor:
         """Stationary to the tolerance, or empty, ``(B,)`` bool."""
-        good = torch.tensor([s.value for s in Status if s.converged], device=self.status.device)
-        return torch.isin(self.status, good)
+        return _CONVERGED.to(self.status.device)[self.status.long()]
+
+    @cached_property
+    def _solution(self) -> Solution:
+        return self._behind()
 
     @cached_property
     @torch.no_grad()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,15 +67,17 @@ def check_shape(reference: Tensor, num_features: int) -> None:
 
 def check_values(reference: Tensor) -> None:
     """Raises unless the points of ``reference`` are finite and distinct."""
-    if not bool(reference.isfinite().all()):
+    values = reference.detach().cpu().double().numpy() + 0.0  # -0.0 is 0.0
+    if not np.isfinite(values).all():
         raise ValueError("reference holds NaN or infinite values; pass finite points.")
-    _, group = torch.unique(reference.detach().cpu().double(), dim=0, return_inverse=True)
-    if len(group.unique()) < len(group):
-        same = (group[:, None] == group).triu(1).nonzero()[0]
-        raise ValueError(
-            f"Rows {int(same[0])} and {int(same[1])} of the reference are equal. Equal points stay equal along the "
-            "whole flow; pass distinct ones, for example references.normal(M, D)."
-        )
+    seen: dict[bytes, int] = {}
+    for row, value in enumerate(values):
+        first = seen.setdefault(value.tobytes(), row)
+        if first != row:
+            raise ValueError(
+                f"Rows {first} and {row} of the reference are equal. Equal points stay equal along the whole flow; "
+                "pass distinct ones, for example references.normal(M, D)."
+            )
 
 
 def _check_size(num_points: int, num_features: int) -> None:

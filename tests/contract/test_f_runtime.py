@@ -116,6 +116,12 @@ def test_row_46_two_hundred_thousand_nodes_and_sixty_four_points(engine: str) ->
     assert float(gap) < 10
 
 
+def test_row_46_a_large_graph_is_never_copied_in_double_precision() -> None:
+    peak, size = map(int, run("blocks.py", timeout=120).split())
+    # The gradient, the nodes in order, and for each node its place, its key, its mass: at most eight numbers.
+    assert peak < 2 * size + 64 * 1_000_000
+
+
 @pytest.mark.parametrize("case", ["points", "ids", "dim_size"])
 def test_row_46_absurd_sizes_are_refused_with_a_message(engine: str, case: str) -> None:
     found = run("absurd.py", engine, case)

@@ -58,7 +58,7 @@ def entry(function: Callable[..., Any]) -> Any:
 def announce(dispatcher: Any) -> None:
     """Says once that compilation is about to start, if there is nothing on disk for this entry point."""
     name = dispatcher.py_func.__name__
-    if dispatcher.signatures or name in _announced:
+    if name in _announced:
         return
     _announced.add(name)
     if _FOLDER is None or not any(_FOLDER.rglob(f"*.{name}-*.nbi")):
@@ -71,7 +71,8 @@ def announce(dispatcher: Any) -> None:
 def _cache_folder() -> Path | None:
     """A folder that belongs to this user alone, or ``None`` where there cannot be one."""
     here = Path(__file__).parent
-    sources = [*sorted(here.glob("*.py")), here.parent / "schedule.py"]  # whose numbers are compiled in
+    compiled_in = (here.parent / "schedule.py", here.parent / "status.py")  # whose numbers are
+    sources = [*sorted(here.glob("*.py")), *compiled_in]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
     digest.update(f"{numba.__version__} {sys.version}".encode())
     root = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)

@@ -1,7 +1,8 @@
 """X* of one graph with very many nodes, in memory that does not grow with them.
 
-The nodes are read in blocks straight from the caller's array; no M x N array exists. A pass over all blocks gives what one
-Newton iteration of the inner problem needs, or the moments that make up the Hessian. Passes are spread over threads: each
+The nodes are read in blocks straight from an array of any precision, and only then taken into their frame; no M x N array
+exists, and none of the nodes in double precision. A pass over all blocks gives what one Newton iteration of the inner
+problem needs, or the moments that make up the Hessian. Passes are spread over threads: each
 takes the next chunk of blocks, and the sums of the chunks are added in their order, so that the bits do not depend on
 the number of threads. What happens between passes is small, and decided by :func:`flowpool.compiled.flow.advance`.
 """
@@ -9,6 +10,9 @@ the number of threads. What happens between passes is small, and decided by :fun
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,18 +33,23 @@ from flowpool.compiled.scratch import Work, make_track, make_work, place_track, 
 from flowpool.compiled.self_transport import solve_self_transport
 from flowpool.compiled.threads import run
 from flowpool.compiled.transport import HOPELESS, LOOSE, MAX_ITERATIONS, NOISE, ROUNDING, STAGE, gibbs, marginals
+from flowpool.hessian import NULL
 
 Array = NDArray[np.float64]
 
 _BLOCK = 256  # nodes; a block with its moments stays in the second-level cache
 _CHUNK = 32  # blocks that a thread takes at once
 
+_TINY = 1e-4  # relative size up to which the first order of the correction by the ridge is all of it
+
 # What a pass collects.
-_INNER, _MOMENTS, _RESPONSE, _GRADIENTS = 0, 1, 2, 3
+_INNER, _MOMENTS, _RESPONSE, _CHANGE, _GRADIENTS = 0, 1, 2, 3, 4
 
 
-def _place_block(places: NDArray[np.int64], count: int, features: int) -> int:
-    """Numbers that a thread needs for one block."""
+@lru_cache
+def _block_places(count: int, features: int) -> tuple[NDArray[np.int64], int]:
+    """Where the arrays of one block are in the memory of a thread, and how many numbers that needs."""
+    places = np.empty((PLACES, 2), np.int64)
     pairs, columns = count * (count + 1) // 2, 1 + features + features * (features + 1) // 2
     used = reserve(places, 0, 1, 0, columns, _BLOCK)
     used = reserve(places, 1, 4, used, 1, _BLOCK)
@@ -50,21 +59,32 @@ def _place_block(places: NDArray[np.int64], count: int, features: int) -> int:
     used = reserve(places, 11, 1, used, count, count)
     used = reserve(places, 12, 1, used, count, features)
     used = reserve(places, 13, 3, used, 1, max(count, features))
-    return int(reserve(places, 16, 1, used, count, features + 1))
+    return places, int(reserve(places, 16, 1, used, count, features + 1))
+
+
+@lru_cache
+def _flow_places(count: int, features: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Where track and scratch of the flow are in the memory of :func:`go_on`, and how many numbers that needs."""
+    track, work = np.empty((2, PLACES, 2), np.int64)
+    used = place_track(track, 0, count, features)
+    return track, work, place_work(work, used, count, WIDTH, features, features) + padded(count)
 
 
 @entry
 def sweep(  # type: ignore[no-untyped-def]
-    nodes, masses, mode, scaled, points, direction, step, epsilon, counter, memory, places, partial,
-    grad_nodes, grad_masses,
+    nodes, mean, inverse, masses, mode, scaled, points, direction, step, epsilon, counter, memory, places, partial,
+    order, shift, stretch, tilt, bend, grad_nodes, grad_masses,
 ):  # fmt: skip
     """One pass over the chunks of blocks that are drawn from the counter; row k of ``partial`` gets the sums of chunk k.
 
     Args:
         nodes, masses: of the graph, ``(N, D)`` and ``(N,)``.
+        mean, inverse: of its frame, ``(D,)``; a node x is ``(x - mean) inverse`` there.
         mode: what to collect: ``P 1``, ``P A^T``, ``P Y`` and the objective; the moments; the right-hand side of the
-            response to ``direction``; or, given the change of f in ``step``, the gradients and ``dP Y``.
+            response to ``direction``; given the change of f in ``step``, ``dP Y``; or nothing, but write the gradients.
         scaled: as :func:`flowpool.compiled.transport.scale_rows` makes it.
+        order: row of ``grad_nodes`` that belongs to each node.
+        shift, stretch, tilt, bend: as :func:`flowpool.compiled.frame.frame_response` gives them.
     """
     stay_apart()
     count, features = points.shape[0], nodes.shape[1]
@@ -104,7 +124,7 @@ def sweep(  # type: ignore[no-untyped-def]
                 coordinates[0, j] = 1.0
                 weights[0, j] = masses[begin + j]
                 for d in range(features):
-                    coordinates[1 + d, j] = nodes[begin + j, d]
+                    coordinates[1 + d, j] = (nodes[begin + j, d] - mean[d]) * inverse[d]
             for j in range(size, length):
                 weights[0, j] = 0.0
                 for d in range(1 + features):
@@ -144,20 +164,26 @@ def sweep(  # type: ignore[no-untyped-def]
                         partial[chunk, i] += right[0, i]
                 else:
                     plan_changes(length, count, found_step, conditional, conditional, change, dual)
+                    if mode == _CHANGE:
+                        for j in range(0, length, WIDTH):
+                            for i in range(count):
+                                store(plan, i, j, multiply(load_lanes(weights, 0, j), load_lanes(change, i, j)))
+                        row_products(plan, count, coordinates, 1, features, length, pulled, False)
+                        for i in range(count):
+                            for d in range(features):
+                                partial[chunk, i * features + d] += pulled[i, d]
+                        continue
                     for j in range(size):
-                        grad_masses[begin + j] = -epsilon * dual[0, j]
+                        to_mass = -epsilon * dual[0, j]
                         for d in range(features):
                             value = 0.0
                             for i in range(count):
                                 value += conditional[i, j] * way[i, d] + change[i, j] * point_rows[i, d]
-                            grad_nodes[begin + j, d] = 2.0 * weights[0, j] * value
-                    for j in range(0, length, WIDTH):
-                        for i in range(count):
-                            store(plan, i, j, multiply(load_lanes(weights, 0, j), load_lanes(change, i, j)))
-                    row_products(plan, count, coordinates, 1, features, length, pulled, False)
-                    for i in range(count):
-                        for d in range(features):
-                            partial[chunk, i * features + d] += pulled[i, d]
+                            place_in_frame = coordinates[1 + d, j]
+                            value = 2.0 * value * inverse[d] + shift[d] + stretch[d] * place_in_frame
+                            grad_nodes[order[begin + j], d] = weights[0, j] * value
+                            to_mass += (tilt[d] + bend * place_in_frame) * place_in_frame
+                        grad_masses[begin + j] = to_mass
 
 
 @entry
@@ -226,19 +252,40 @@ class _Sums(NamedTuple):
     error: float
 
 
+class Leaving(NamedTuple):
+    """Where gradients are written, and what the frame adds to them (:func:`flowpool.compiled.frame.frame_response`)."""
+
+    order: NDArray[np.int64]
+    shift: Array
+    stretch: Array
+    tilt: Array
+    bend: float
+    grad_nodes: NDArray[np.floating]
+    grad_masses: Array
+
+
 class _Nodes:
     """The nodes of the graph, and passes over them."""
 
-    def __init__(self, nodes: Array, masses: Array, point_masses: Array, epsilon: float, threads: int) -> None:
-        self.nodes, self.masses, self.point_masses, self.epsilon = nodes, masses, point_masses, epsilon
+    def __init__(
+        self,
+        nodes: NDArray[np.floating],
+        mean: Array,
+        scale: Array,
+        masses: Array,
+        point_masses: Array,
+        epsilon: float,
+        threads: int,
+    ) -> None:
+        self.nodes, self.mean, self.inverse = nodes, mean, 1.0 / scale
+        self.masses, self.point_masses, self.epsilon = masses, point_masses, epsilon
         self.count, self.features, self.threads = len(point_masses), nodes.shape[1], threads
-        self.places = np.empty((PLACES, 2), np.int64)
-        self.numbers = _place_block(self.places, self.count, self.features)
+        self.places, self.numbers = _block_places(self.count, self.features)
         self.spare: list[Array] = []
 
     def run(
         self, mode: int, points: Array, potential: Array, epsilon: float, numbers: int, direction: Array | None = None,
-        step: Array | None = None, gradients: tuple[Array, Array] | None = None,
+        step: Array | None = None, leaving: Leaving | None = None,
     ) -> Array:  # fmt: skip
         """Sums of one pass, ``(numbers,)``."""
         count, features = self.count, self.features
@@ -249,13 +296,14 @@ class _Nodes:
         partial = np.empty((chunks, numbers))
         way = _padded(points if direction is None else direction)
         change = np.zeros((1, count)) if step is None else step.reshape(1, -1)
-        grad_nodes, grad_masses = gradients or (np.empty((0, features)), np.empty(0))
+        nowhere = np.empty(0)
+        writes = leaving or (np.empty(0, np.int64), nowhere, nowhere, nowhere, 0.0, self.nodes[:0], nowhere)
 
         def work(counter: NDArray[np.int64]) -> None:
             memory = self.spare.pop() if self.spare else np.empty((1, self.numbers))
             sweep(
-                self.nodes, self.masses, mode, scaled, _padded(points), way, change, self.epsilon, counter, memory,
-                self.places, partial, grad_nodes, grad_masses,
+                self.nodes, self.mean, self.inverse, self.masses, mode, scaled, _padded(points), way, change,
+                self.epsilon, counter, memory, self.places, partial, *writes,
             )  # fmt: skip
             self.spare.append(memory)
 
@@ -279,6 +327,14 @@ class _Nodes:
             1 + self.features + self.features * (self.features + 1) // 2,
         )
         return self.run(_MOMENTS, points, potential, self.epsilon, pairs * columns).reshape(pairs, columns)
+
+    def farthest(self) -> float:
+        """Largest distance of a node from the origin of the frame."""
+        squares = 0.0
+        for begin in range(0, len(self.nodes), _BLOCK * _CHUNK):
+            framed = (self.nodes[begin : begin + _BLOCK * _CHUNK] - self.mean) * self.inverse
+            squares = max(squares, float(np.einsum("nd,nd->n", framed, framed).max()))
+        return math.sqrt(squares)
 
     def transport(self, points: Array, potential: Array, stage: float, tolerance: float) -> tuple[Array, _Sums]:
         """The potential and the sums at the solution; the iteration of :func:`flowpool.sinkhorn.solve`."""
@@ -323,10 +379,8 @@ class _Memory:
 
     def __init__(self, point_masses: Array, features: int) -> None:
         count = len(point_masses)
-        self.places = np.empty((PLACES, 2), np.int64)
-        used = place_track(self.places, 0, count, features)
-        track = self.places.copy()
-        total = place_work(self.places, used, count, WIDTH, features, features) + padded(count)
+        track, work, total = _flow_places(count, features)
+        self.places = work.copy()  # the kernel writes into it
         self.memory = np.zeros((1, total))
         pairs, columns = count * (count + 1) // 2, 1 + features + features * (features + 1) // 2
 
@@ -346,7 +400,9 @@ class _Memory:
 
 
 def solve_large(
-    nodes: Array,
+    nodes: NDArray[np.floating],
+    mean: Array,
+    scale: Array,
     masses: Array,
     start: Array,
     point_masses: Array,
@@ -359,13 +415,12 @@ def solve_large(
     announce(sweep)
     announce(go_on)
     count, features = start.shape
-    cloud = _Nodes(nodes, masses, point_masses, epsilon, threads)
+    cloud = _Nodes(nodes, mean, scale, masses, point_masses, epsilon, threads)
     memory = _Memory(point_masses, features)
     memory.points[:] = start
     memory.potential[:] = (start**2).sum(1)
     memory.self_potential[:] = 0.5 * epsilon * np.log(point_masses)
-    farthest = math.sqrt(float(memory.potential.max())) + math.sqrt(float(np.einsum("nd,nd->n", nodes, nodes).max()))
-    stage = max(epsilon, farthest**2 / 4)
+    stage = max(epsilon, (math.sqrt(float(memory.potential.max())) + cloud.farthest()) ** 2 / 4)
     clocks = np.zeros(1, CLOCK)
     clocks["step"] = 0.1
     request, error = -1, 0.0
@@ -399,8 +454,32 @@ def solve_large(
     )  # fmt: skip
 
 
+class LargeAdjoint(NamedTuple):
+    """The solution of the linear system of one graph, from which its gradients can be written.
+
+    Attributes:
+        epsilon: gradient in epsilon.
+        total, moment: sums over the nodes of their gradients g_j, and of ``y_j g_j``, ``(D,)``.
+        residual: of the system, relative.
+        damped: H is singular or indefinite, or the ridge no small correction: W is the filtered solution.
+        potential, self_plan: f, ``(M,)``, and Q, ``(M, M)``, as the system has them.
+        write: writes the gradients in nodes and masses.
+    """
+
+    epsilon: float
+    total: Array
+    moment: Array
+    residual: float
+    damped: bool
+    potential: Array
+    self_plan: Array
+    write: Callable[[Leaving], object]
+
+
 def adjoint_large(
-    nodes: Array,
+    nodes: NDArray[np.floating],
+    mean: Array,
+    scale: Array,
     masses: Array,
     points: Array,
     potential: Array,
@@ -410,14 +489,12 @@ def adjoint_large(
     ridge: float,
     cotangent: Array,
     threads: int,
-    grad_nodes: Array,
-    grad_masses: Array,
-) -> tuple[float, float, bool]:
-    """Gradient in epsilon, residual of the linear system and whether it can be trusted; fills the other gradients."""
+) -> LargeAdjoint:
+    """The adjoint of one graph, given what :func:`solve_large` returned; the cotangent is that of X* in the frame."""
     announce(sweep)
     announce(go_on)
     count, features = points.shape
-    cloud = _Nodes(nodes, masses, point_masses, epsilon, threads)
+    cloud = _Nodes(nodes, mean, scale, masses, point_masses, epsilon, threads)
     memory = _Memory(point_masses, features)
     potential, sums = cloud.transport(points, potential.copy(), epsilon, 1e-12)
     memory.here_points[:], memory.here_pulled[:], memory.here_rows[:] = points, sums.pulled, sums.rows
@@ -426,30 +503,54 @@ def adjoint_large(
     go_on(CURVE, memory.memory, memory.places, np.zeros(1, CLOCK), point_masses, features, epsilon, 0.0, 0, 0.0, True)
     hessian = np.triu(memory.hessian)
     hessian = hessian + np.triu(hessian, 1).T
-    right = cotangent.reshape(-1)
-    penalty = ridge * (2.0 / count) ** 2
-    try:
-        np.linalg.cholesky(hessian)
-    except np.linalg.LinAlgError:
-        return 0.0, 0.0, False
-    solution = np.linalg.solve(hessian, right)
-    correction = penalty * np.linalg.solve(hessian, np.linalg.solve(hessian, solution))
-    if not np.linalg.norm(correction) <= NEGLIGIBLE * np.linalg.norm(solution):
-        return 0.0, 0.0, False
-    length = float(np.linalg.norm(right))
-    residual = float(np.linalg.norm(hessian @ solution - right)) / length if length > 0 else 0.0
-    way = (solution - correction).reshape(count, features)
+    solution, residual, damped = solve_system(hessian, cotangent.reshape(-1), ridge, 2.0 / count)
+    way = solution.reshape(count, features)
 
     answered = cloud.run(_RESPONSE, points, potential, epsilon, count, way)
     schur = np.diag(sums.rows) - sums.overlap + 1.0 / count**2
     step = np.linalg.solve(schur, answered)
-    pull = cloud.run(
-        _GRADIENTS, points, potential, epsilon, count * features, way, step, (grad_nodes, grad_masses)
-    ).reshape(count, features)  # dP Y
+    pull = cloud.run(_CHANGE, points, potential, epsilon, count * features, way, step).reshape(count, features)  # dP Y
     plan = memory.self_plan
     apart = points[:, None] - points[None]
     change = 2 * np.einsum("ikd,ikd->ik", apart, way[:, None] - way[None])
     turn = np.linalg.solve(np.diag(point_masses) + plan, (plan * change).sum(1))
     self_change = plan * (turn[:, None] + turn[None] - change) / epsilon
     slope = -2 * (points * pull).sum() + np.einsum("ik,id,kd->", self_change, points, points)
-    return float(slope) / epsilon, residual, True
+
+    def write(leaving: Leaving) -> None:
+        cloud.run(_GRADIENTS, points, potential, epsilon, 1, way, step, leaving)
+
+    total = 2 * sums.rows @ way  # rows of dP sum to zero
+    moment = 2 * (way * sums.pulled + points * pull).sum(0)
+    return LargeAdjoint(float(slope) / epsilon, total, moment, residual, damped, potential, plan, write)
+
+
+def solve_system(hessian: Array, right: Array, ridge: float, unit: float) -> tuple[Any, float, bool]:
+    """``H (H H + ridge unit^2)^-1 V``, without the part along a null space of H; its residual; and whether it is damped.
+
+    Args:
+        hessian: H, ``(K, K)``.
+        right: V, ``(K, ...)``.
+    """
+    penalty = ridge * unit**2
+    if not np.isfinite(hessian).all():
+        return np.full_like(right, np.nan), math.nan, True
+    share = math.inf
+    with suppress(np.linalg.LinAlgError):
+        np.linalg.cholesky(hessian)
+        solution = np.linalg.solve(hessian, right)
+        correction = penalty * np.linalg.solve(hessian, np.linalg.solve(hessian, solution))
+        share = _relative(correction, solution)
+    if share <= _TINY:
+        return solution - correction, _relative(hessian @ solution - right, right), False
+    values, vectors = np.linalg.eigh(hessian)
+    safe = np.where(np.abs(values) > NULL * unit, values, np.inf)
+    filtered = vectors @ ((vectors.T @ right).T / (safe + penalty / safe)).T
+    image = hessian @ right
+    error = hessian @ (hessian @ filtered) + penalty * filtered - image
+    return filtered, _relative(error, image), not share <= NEGLIGIBLE
+
+
+def _relative(error: Any, value: Any) -> float:
+    length = float(np.linalg.norm(value))
+    return float(np.linalg.norm(error)) / length if length > 0 else 0.0

@@ -393,10 +393,10 @@ class _Memory:
         self.here_potential, self.here_self_potential, self.here_rows = (view(track[k], 1, count)[0] for k in (3, 4, 5))
         self.points, self.pulled = view(track[6], count, features), view(track[8], count, features)
         self.potential, self.self_potential, self.rows = (view(track[k], 1, count)[0] for k in (9, 10, 11))
-        work = dict(zip(Work._fields, self.places, strict=False))
-        self.moments = view(work["moments"], pairs, columns)
-        self.self_plan = view(work["self_plan"], count, count)
-        self.hessian = view(work["hessian"], count * features, count * features)
+        place_of = dict(zip(Work._fields, self.places, strict=False))
+        self.moments = view(place_of["moments"], pairs, columns)
+        self.self_plan = view(place_of["self_plan"], count, count)
+        self.hessian = view(place_of["hessian"], count * features, count * features)
 
 
 def solve_large(

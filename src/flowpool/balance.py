@@ -10,46 +10,76 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from flowpool.measures import Clouds
-from flowpool.ragged import arrays, can_compile, sums_of_products
+from flowpool.ragged import arrays, can_compile, opaque, ragged_sums
 from flowpool.schedule import BALANCED, COOLING, MOST_STEPS, ROUGH, ROUNDING, WIDE
 
-_NOTHING = 1e-30
+_NOTHING = 1e-30  # keeps zero by zero away
 
 
 def balanced(scores: Tensor, masses: Tensor, ptr: Tensor) -> Tensor:
-    """A, how each node divides its mass, ``(N, M)``, differentiable once, in scores ``(N, M)`` and masses ``(N,)``."""
-    portions: Tensor = _balance(scores, masses, ptr)[0]
+    """A, how each node divides its mass, ``(N, M)``, differentiable in scores ``(N, M)`` and masses ``(N,)``."""
+    portions: Tensor = _Balance.apply(scores, masses, ptr)[0]
     return portions
 
 
-@torch.library.custom_op("flowpool::balance", mutates_args=())
-def _balance(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+class _Balance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+        portions, factor = balance_shares(scores, masses, ptr)
+        ctx.save_for_backward(portions, masses, ptr, factor)
+        ctx.mark_non_differentiable(factor)
+        return portions, factor
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        portions, masses, ptr, factor = ctx.saved_tensors
+        to_scores, to_masses = balance_adjoint(portions, masses, ptr, factor, upstream)
+        return to_scores, to_masses, None
+
+
+def _shapes(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    num_graphs, num_points = ptr.shape[0] - 1, scores.shape[1]
+    return scores.new_empty(scores.shape), scores.new_empty(num_graphs, num_points, num_points)
+
+
+def _adjoint_shapes(
+    portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
+) -> tuple[Tensor, Tensor]:
+    return portions.new_empty(portions.shape), masses.new_empty(masses.shape)
+
+
+@opaque(_shapes)
+def balance_shares(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     """A ``(N, M)``, and the Cholesky factor of minus the Hessian of the semi-dual, ``(B, M, M)``."""
     if can_compile(scores):
         from flowpool.compiled import balance
 
-        found = balance.solve(*arrays(scores, masses, ptr), torch.get_num_threads())
-        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+        values, weights, offsets = arrays(scores, masses, ptr)
+        portions, factor = balance.solve(values, weights, offsets, torch.get_num_threads())
+        return torch.from_numpy(portions), torch.from_numpy(factor)
     return solve_in_torch(scores, masses, ptr)
 
 
-@torch.library.custom_op("flowpool::balance_adjoint", mutates_args=())
-def _adjoint(
+@opaque(_adjoint_shapes)
+def balance_adjoint(
     portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of ``<upstream, A>`` in scores ``(N, M)`` and masses ``(N,)``."""
     if can_compile(portions):
         from flowpool.compiled import balance
 
-        found = balance.adjoint(*arrays(portions, masses, ptr, factor, upstream), torch.get_num_threads())
+        values, weights, offsets, factors, change = arrays(portions, masses, ptr, factor, upstream)
+        found = balance.adjoint(values, weights, offsets, factors, change, torch.get_num_threads())
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
     return adjoint_in_torch(portions, masses, ptr, factor, upstream)
 
 
 def solve_in_torch(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """What :func:`_balance` gives back, on any device.
+    """What :func:`balance_shares` gives back, on any device.
 
     By Newton's method. The third derivative along a direction is bounded by the second times the range of the
     direction, so log(1 + range) / range of Newton's step always ascends (Sun and Tran-Dinh, 2019) and nothing has to be
@@ -63,13 +93,14 @@ def solve_in_torch(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor,
     for _ in range(MOST_STEPS):
         missing, factor = _newton_system(clouds, scores / heat[clouds.batch], potential)
         step = torch.cholesky_solve(missing.unsqueeze(-1), factor).squeeze(-1)
+        width = step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True) + _NOTHING
+        step = step * width.log1p() / width
         error = scores.shape[1] * missing.abs().amax(-1, keepdim=True)  # (B, 1); that of NaN is never too large
         going = error > torch.where(heat > 1, ROUGH, BALANCED)
         if not bool((going | (heat > 1)).any()):
             break
-        width = step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True) + _NOTHING
         cooler = (heat / COOLING).clamp(min=1)
-        potential = torch.where(going, potential + step * width.log1p() / width, potential * heat / cooler)
+        potential = torch.where(going, potential + step, potential * heat / cooler)
         heat = torch.where(going, heat, cooler)
     return (scores + (potential + step)[clouds.batch]).softmax(-1), factor
 
@@ -89,7 +120,7 @@ def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor) -> tuple[T
     missing = torch.where(clouds.sizes.unsqueeze(-1) > 0, 1 / scores.shape[1] - received, 0.0)
     identity = torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)
     # What stands on the diagonal is the sum of the rest of its row: no rounding can make this indefinite.
-    shared = sums_of_products(plan, portions, clouds.ptr) * (1 - identity)  # (B, M, M)
+    shared = ragged_sums(plan, portions, clouds.ptr) * (1 - identity)  # (B, M, M)
     # The constant is free and changes nothing; the outer product ties it down.
     tied = received.unsqueeze(-1) * received.unsqueeze(-2) + ROUNDING * identity
     return missing, torch.linalg.cholesky_ex(torch.diag_embed(shared.sum(-1)) - shared + tied).L
@@ -98,7 +129,7 @@ def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor) -> tuple[T
 def adjoint_in_torch(
     portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`_adjoint` gives back, on any device.
+    """What :func:`balance_adjoint` gives back, on any device.
 
     The derivative of the maximum f is that of one Newton step from it, and A is a softmax of scores and f.
     """
@@ -111,29 +142,3 @@ def adjoint_in_torch(
     answer = torch.cholesky_solve(clouds.sum(direct).unsqueeze(-1), factor).squeeze(-1)[clouds.batch]  # (N, M)
     to_scores = direct - masses.unsqueeze(-1) * through_softmax(answer)
     return to_scores, -(portions * answer).sum(-1)
-
-
-@_balance.register_fake
-def _(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    num_graphs, num_points = ptr.shape[0] - 1, scores.shape[1]
-    return scores.new_empty(scores.shape), scores.new_empty(num_graphs, num_points, num_points)
-
-
-@_adjoint.register_fake
-def _(portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
-    return portions.new_empty(portions.shape), masses.new_empty(masses.shape)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-    _, masses, ptr = inputs
-    portions, factor = output
-    ctx.save_for_backward(portions, masses, ptr, factor)
-    ctx.mark_non_differentiable(factor)
-
-
-def _differentiate(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor, Tensor, None]:
-    to_scores, to_masses = _adjoint(*ctx.saved_tensors, upstream)
-    return to_scores, to_masses, None
-
-
-_balance.register_autograd(_differentiate, setup_context=_keep)

@@ -120,6 +120,8 @@ def receive(clouds: Clouds, points: Tensor, epsilon: float | Tensor, free: bool)
 
     received, first = sums_of_products(plan, terms, ptr).split([1, dim], -1)  # (B, M, 1), (B, M, D)
     second = sums_of_products(plan, deviations.square(), ptr)
-    shift = (first + _NOTHING * (reference - mean.unsqueeze(1))) / (received + _NOTHING)
-    variances = (second - received * shift.square()) / (received + _NOTHING)
+    # Next to nothing lies at every point from the start, so that there is a mean where nothing comes.
+    place, total = reference - mean.unsqueeze(1), received + _NOTHING
+    shift = (first + _NOTHING * place) / total
+    variances = (second + _NOTHING * place.square()) / total - shift.square()
     return Received(received.squeeze(-1), mean.unsqueeze(1) + shift, variances)

@@ -19,6 +19,7 @@ from flowpool.compiled.threads import run
 from flowpool.schedule import BALANCED, COOLING, MOST_STEPS, ROUGH, ROUNDING, WIDE
 
 Array = NDArray[np.float64]
+NOTHING = 1e-30  # keeps zero by zero away
 SHARE = 2**14  # scores from which another thread pays
 LONG = 2**20  # scores from which a call may take longer than a person waits to interrupt it
 
@@ -71,7 +72,7 @@ def divide_nodes(scores, masses, length, count, heat, potential, portions, plan,
 
 @kernel
 def newton_step(portions, plan, length, count, received, shared, hessian, inverse, right, step):  # type: ignore[no-untyped-def]
-    """Fills the factor of minus the Hessian, as :mod:`flowpool.compiled.linear` keeps it, and Newton's step."""
+    """Fills the factor of minus the Hessian, as :mod:`flowpool.compiled.linear` keeps it, and the damped step."""
     stay_apart()
     row_products(plan, count, portions, 0, count, length, shared)
     for i in range(count):
@@ -86,15 +87,21 @@ def newton_step(portions, plan, length, count, received, shared, hessian, invers
         right[0, i] = 0.0
     if factorise(hessian, count, inverse):
         substitute(hessian, count, inverse, right, step, 0)
-    else:
-        # Only NaN can be indefinite.
+        lowest = highest = step[0, 0]
+        for i in range(count):
+            lowest, highest = min(lowest, step[0, i]), max(highest, step[0, i])
+        width = highest - lowest + NOTHING
+        for i in range(count):
+            step[0, i] *= math.log1p(width) / width
+    else:  # only NaN is not definite
         for i in range(count):
             step[0, i] = math.nan
 
 
 @entry
-def solve_graphs(scores, masses, ptr, counter, memory, portions, factors):  # type: ignore[no-untyped-def]
+def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # type: ignore[no-untyped-def]
     """Fills A, ``(N, M)``, and the factors, ``(B M, M)``, of each graph that is drawn from the counter."""
+    stay_apart()
     count = scores.shape[1]
     given, given_masses, buffer = rows_of(scores), rows_of(masses), rows_of(memory)
     found, factor = rows_of(portions), rows_of(factors)
@@ -130,18 +137,15 @@ def solve_graphs(scores, masses, ptr, counter, memory, portions, factors):  # ty
             divide_nodes(own_scores, own_masses, length, count, heat, potential, own_portions, plan, received)
             newton_step(own_portions, plan, length, count, received, shared, hessian, inverse, right, step)
             error = 0.0
-            lowest = highest = step[0, 0]
             for i in range(count):
                 error = max(error, count * abs(1.0 / count - received[0, i]))
-                lowest, highest = min(lowest, step[0, i]), max(highest, step[0, i])
             going = error > (ROUGH if heat > 1.0 else BALANCED)
             if math.isnan(received[0, 0]) or counter[0] < 0 or not (going or heat > 1.0):
                 break
-            width = highest - lowest + 1e-30
             cooler = max(heat / COOLING, 1.0)
             for i in range(count):
                 if going:
-                    potential[0, i] += step[0, i] * math.log1p(width) / width
+                    potential[0, i] += step[0, i]
                 else:
                     potential[0, i] *= heat / cooler
             if not going:
@@ -157,8 +161,9 @@ def solve_graphs(scores, masses, ptr, counter, memory, portions, factors):  # ty
 
 
 @entry
-def adjoint_graphs(portions, masses, ptr, factors, upstream, counter, memory, to_scores, to_masses):  # type: ignore[no-untyped-def]
+def adjoin_balances(portions, masses, ptr, factors, upstream, counter, memory, to_scores, to_masses):  # type: ignore[no-untyped-def]
     """Fills the gradients in scores ``(N, M)`` and masses ``(N,)`` of each graph that is drawn from the counter."""
+    stay_apart()
     count = portions.shape[1]
     answer = memory
     while True:
@@ -198,9 +203,9 @@ def solve(scores: Array, masses: Array, ptr: NDArray[np.int64], threads: int) ->
     portions, factors = np.empty_like(scores), np.empty((graphs * count, count))
     side, length = padded(count), padded(int(np.diff(ptr).max(initial=0)))
     room = (5 + 2 * side) * side + (1 + 3 * count) * length
-    announce(solve_graphs)
+    announce(balance_graphs)
     run(
-        lambda counter: solve_graphs(
+        lambda counter: balance_graphs(
             scores, masses[np.newaxis], ptr, counter, np.empty((1, room)), portions, factors
         ),
         graphs,
@@ -215,9 +220,9 @@ def adjoint(
 ) -> tuple[Array, Array]:
     """Gradients of ``<upstream, A>`` in scores ``(N, M)`` and masses ``(N,)``."""
     to_scores, to_masses = np.empty_like(portions), np.empty_like(masses)
-    announce(adjoint_graphs)
+    announce(adjoin_balances)
     run(
-        lambda counter: adjoint_graphs(
+        lambda counter: adjoin_balances(
             portions, masses, ptr, factors, upstream, counter, np.empty(portions.shape[1]), to_scores, to_masses
         ),
         len(ptr) - 1,

@@ -60,6 +60,7 @@ def multiply_rows(left, right, first, width, result, target):  # type: ignore[no
 @entry
 def sum_graphs(left, right, ptr, counter, total):  # type: ignore[no-untyped-def]
     """Fills ``total``, ``(B K, L)``, for each graph that is drawn from the counter."""
+    stay_apart()
     source, target, count = rows_of(right), rows_of(total), left.shape[1]
     while True:
         graph = draw(counter)
@@ -72,6 +73,7 @@ def sum_graphs(left, right, ptr, counter, total):  # type: ignore[no-untyped-def
 @entry
 def multiply_graphs(rows, matrices, ptr, counter, products):  # type: ignore[no-untyped-def]
     """Fills the rows of ``products``, ``(N, L)``, of each graph that is drawn; the matrices lie in one, ``(B K, L)``."""
+    stay_apart()
     source, target, count = rows_of(matrices), rows_of(products), rows.shape[1]
     while True:
         graph = draw(counter)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from flowpool.compiled.jit import announce, entry, kernel
 from flowpool.compiled.lanes import WIDTH, add, divide, exponential, fma, larger, load, multiply, splat, store, subtract
-from flowpool.compiled.linear import factorise, padded, row_products, row_total, substitute
+from flowpool.compiled.linear import padded, row_products, row_total
 from flowpool.compiled.rows import draw, part, rows_of, stay_apart
 from flowpool.compiled.threads import run
 from flowpool.schedule import BALANCED, COOLING, MOST_STEPS, ROUGH, ROUNDING, WIDE
@@ -71,8 +71,36 @@ def divide_nodes(scores, masses, length, count, heat, potential, portions, plan,
 
 
 @kernel
-def newton_step(portions, plan, length, count, received, shared, hessian, inverse, right, step):  # type: ignore[no-untyped-def]
-    """Fills the factor of minus the Hessian, as :mod:`flowpool.compiled.linear` keeps it, and the damped step."""
+def factorise(matrix, first, size):  # type: ignore[no-untyped-def]
+    """Replaces the symmetric matrix in the rows from ``first`` on by its Cholesky factor; NaN gives NaN."""
+    stay_apart()
+    for i in range(size):
+        for k in range(i + 1):
+            value = matrix[first + i, k]
+            for p in range(k):
+                value -= matrix[first + i, p] * matrix[first + k, p]
+            matrix[first + i, k] = math.sqrt(value) if i == k else value / matrix[first + k, k]
+        for k in range(i + 1, size):
+            matrix[first + i, k] = 0.0
+
+
+@kernel
+def substitute(factor, first, size, values):  # type: ignore[no-untyped-def]
+    """Replaces the row of values by the solution of the system with this factor."""
+    stay_apart()
+    for i in range(size):
+        for k in range(i):
+            values[0, i] -= factor[first + i, k] * values[0, k]
+        values[0, i] /= factor[first + i, i]
+    for i in range(size - 1, -1, -1):
+        for k in range(i + 1, size):
+            values[0, i] -= factor[first + k, i] * values[0, k]
+        values[0, i] /= factor[first + i, i]
+
+
+@kernel
+def newton_step(portions, plan, length, count, received, shared, factor, first, step):  # type: ignore[no-untyped-def]
+    """Fills the factor of minus the Hessian, in the rows from ``first`` on, and the damped step."""
     stay_apart()
     row_products(plan, count, portions, 0, count, length, shared)
     for i in range(count):
@@ -80,22 +108,17 @@ def newton_step(portions, plan, length, count, received, shared, hessian, invers
         for k in range(count):
             if k != i:
                 rest += shared[i, k]
-                hessian[i, k] = received[0, i] * received[0, k] - shared[i, k]
-        hessian[i, i] = rest + received[0, i] * received[0, i] + ROUNDING
-        right[0, i] = 1.0 / count - received[0, i]
-    for i in range(count, padded(count)):
-        right[0, i] = 0.0
-    if factorise(hessian, count, inverse):
-        substitute(hessian, count, inverse, right, step, 0)
-        lowest = highest = step[0, 0]
-        for i in range(count):
-            lowest, highest = min(lowest, step[0, i]), max(highest, step[0, i])
-        width = highest - lowest + NOTHING
-        for i in range(count):
-            step[0, i] *= math.log1p(width) / width
-    else:  # only NaN is not definite
-        for i in range(count):
-            step[0, i] = math.nan
+                factor[first + i, k] = received[0, i] * received[0, k] - shared[i, k]
+        factor[first + i, i] = rest + received[0, i] * received[0, i] + ROUNDING
+        step[0, i] = 1.0 / count - received[0, i]
+    factorise(factor, first, count)
+    substitute(factor, first, count, step)
+    lowest = highest = step[0, 0]
+    for i in range(count):
+        lowest, highest = min(lowest, step[0, i]), max(highest, step[0, i])
+    width = highest - lowest + NOTHING
+    for i in range(count):
+        step[0, i] *= math.log1p(width) / width
 
 
 @entry
@@ -106,22 +129,21 @@ def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # 
     given, given_masses, buffer = rows_of(scores), rows_of(masses), rows_of(memory)
     found, factor = rows_of(portions), rows_of(factors)
     side = padded(count)
-    potential, received = part(buffer, 0, side), part(buffer, side, side)
-    inverse, right, step = part(buffer, 2 * side, side), part(buffer, 3 * side, side), part(buffer, 4 * side, side)
-    shared, hessian = part(buffer, 5 * side, side), part(buffer, (5 + side) * side, side)
+    potential, received, step = part(buffer, 0, side), part(buffer, side, side), part(buffer, 2 * side, side)
+    shared = part(buffer, 3 * side, side)
     while True:
         graph = draw(counter)
         if graph < 0 or graph >= len(ptr) - 1:
             break
-        start, size = ptr[graph], ptr[graph + 1] - ptr[graph]
-        for i in range(count):
-            for k in range(count):
-                factor[graph * count + i, k] = math.sqrt(ROUNDING) if i == k else 0.0
+        start, size, first = ptr[graph], ptr[graph + 1] - ptr[graph], graph * count
         if size == 0:
+            for i in range(count):
+                for k in range(count):
+                    factor[first + i, k] = math.sqrt(ROUNDING) if i == k else 0.0
             continue
         length = padded(size)
         # Laid out afresh for each graph, which keeps a small one in the cache.
-        used = (5 + 2 * side) * side
+        used = (3 + side) * side
         own_masses, own_scores = part(buffer, used, length), part(buffer, used + length, length)
         own_portions = part(buffer, used + (1 + count) * length, length)
         plan = part(buffer, used + (1 + 2 * count) * length, length)
@@ -135,7 +157,7 @@ def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # 
             potential[0, i] = -math.log(received[0, i])
         for _ in range(MOST_STEPS):
             divide_nodes(own_scores, own_masses, length, count, heat, potential, own_portions, plan, received)
-            newton_step(own_portions, plan, length, count, received, shared, hessian, inverse, right, step)
+            newton_step(own_portions, plan, length, count, received, shared, factor, first, step)
             error = 0.0
             for i in range(count):
                 error = max(error, count * abs(1.0 / count - received[0, i]))
@@ -152,8 +174,6 @@ def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # 
                 heat = cooler
         for i in range(count):
             potential[0, i] += step[0, i]
-            for k in range(i + 1):
-                factor[graph * count + i, k] = hessian[k, i] * math.sqrt(inverse[0, k])
         divide_nodes(own_scores, own_masses, length, count, heat, potential, own_portions, plan, received)
         for j in range(size):
             for i in range(count):
@@ -165,35 +185,27 @@ def adjoin_balances(portions, masses, ptr, factors, upstream, counter, memory, t
     """Fills the gradients in scores ``(N, M)`` and masses ``(N,)`` of each graph that is drawn from the counter."""
     stay_apart()
     count = portions.shape[1]
-    answer = memory
+    factor, answer = rows_of(factors), rows_of(memory)
     while True:
         graph = draw(counter)
         if graph < 0 or graph >= len(ptr) - 1:
             break
-        factor = factors[graph]
         for i in range(count):
-            answer[i] = 0.0
+            answer[0, i] = 0.0
         for j in range(ptr[graph], ptr[graph + 1]):
             mean = 0.0
             for i in range(count):
                 mean += portions[j, i] * upstream[j, i]
             for i in range(count):
                 to_scores[j, i] = portions[j, i] * (upstream[j, i] - mean)
-                answer[i] += to_scores[j, i]
-        for i in range(count):
-            for k in range(i):
-                answer[i] -= factor[i, k] * answer[k]
-            answer[i] /= factor[i, i]
-        for i in range(count - 1, -1, -1):
-            for k in range(i + 1, count):
-                answer[i] -= factor[k, i] * answer[k]
-            answer[i] /= factor[i, i]
+                answer[0, i] += to_scores[j, i]
+        substitute(factor, graph * count, count, answer)
         for j in range(ptr[graph], ptr[graph + 1]):
             mean = 0.0
             for i in range(count):
-                mean += portions[j, i] * answer[i]
+                mean += portions[j, i] * answer[0, i]
             for i in range(count):
-                to_scores[j, i] -= masses[j] * portions[j, i] * (answer[i] - mean)
+                to_scores[j, i] -= masses[j] * portions[j, i] * (answer[0, i] - mean)
             to_masses[j] = -mean
 
 
@@ -202,7 +214,7 @@ def solve(scores: Array, masses: Array, ptr: NDArray[np.int64], threads: int) ->
     graphs, count = len(ptr) - 1, scores.shape[1]
     portions, factors = np.empty_like(scores), np.empty((graphs * count, count))
     side, length = padded(count), padded(int(np.diff(ptr).max(initial=0)))
-    room = (5 + 2 * side) * side + (1 + 3 * count) * length
+    room = (3 + side) * side + (1 + 3 * count) * length
     announce(balance_graphs)
     run(
         lambda counter: balance_graphs(
@@ -219,11 +231,12 @@ def adjoint(
     portions: Array, masses: Array, ptr: NDArray[np.int64], factors: Array, upstream: Array, threads: int
 ) -> tuple[Array, Array]:
     """Gradients of ``<upstream, A>`` in scores ``(N, M)`` and masses ``(N,)``."""
-    to_scores, to_masses = np.empty_like(portions), np.empty_like(masses)
+    count = portions.shape[1]
+    flat, to_scores, to_masses = factors.reshape(-1, count), np.empty_like(portions), np.empty_like(masses)
     announce(adjoin_balances)
     run(
         lambda counter: adjoin_balances(
-            portions, masses, ptr, factors, upstream, counter, np.empty(portions.shape[1]), to_scores, to_masses
+            portions, masses, ptr, flat, upstream, counter, np.empty((1, count)), to_scores, to_masses
         ),
         len(ptr) - 1,
         min(threads, 1 + portions.size // SHARE),

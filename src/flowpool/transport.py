@@ -72,8 +72,8 @@ def transport_pool(
         masses: b, ``(N,)``, not negative, normalised per graph; ``None``: equal.
         dim_size: B, to keep trailing graphs without nodes.
 
-    Gradients in nodes, masses, points and epsilon are exact, without memory for the iterations. A graph with NaN
-    features has NaN rows.
+    Gradients in nodes, masses, points and epsilon are exact, without memory for the iterations; a second derivative is
+    refused. A graph with NaN features has NaN rows.
     """
     check_features(nodes)
     references.check_shape(points, nodes.shape[1])

@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch.autograd import gradcheck
 
-from flowpool import flow_pool
+from flowpool import flow_pool, ragged
 from flowpool.transport import transport_pool
 
 
@@ -108,6 +108,28 @@ def test_gradcheck_in_nodes_masses_points_and_epsilon(free):
 
     inputs = (NODES, MASSES, POINTS, torch.tensor(0.7, dtype=torch.float64))
     assert gradcheck(received, [value.clone().requires_grad_() for value in inputs])
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_a_second_derivative_is_refused(free):
+    nodes = NODES.clone().requires_grad_()
+    found = transport_pool(nodes, BATCH, points=POINTS, epsilon=0.7, free=free)
+    (gradient,) = torch.autograd.grad(found.points.square().sum(), nodes, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_without_kernels_torch_gives_the_same(free, monkeypatch):
+    def values_and_gradients():
+        inputs = [value.clone().requires_grad_() for value in (NODES, MASSES, POINTS)]
+        found = transport_pool(inputs[0], BATCH, points=inputs[2], epsilon=0.7, masses=inputs[1], free=free)
+        return [*found, *torch.autograd.grad(sum(value.square().sum() for value in found), inputs)]
+
+    by_kernels = values_and_gradients()
+    monkeypatch.setattr(ragged, "HAS_NUMBA", False)
+    for one, other in zip(by_kernels, values_and_gradients(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("epsilon", [5.0, 0.7, 0.05])

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 from flowpool.layer import FlowPool, initial_reference
-from flowpool.measures import Clouds, check_features, make_clouds
-from flowpool.transport import Received, transport_pool
+from flowpool.measures import Clouds, check_features
+from flowpool.transport import Received, precise_clouds, receive
 
 By = Literal["step", "flow", "free"]
 Structure = Literal["points", "deviations", "displacement", "moments"]
@@ -122,10 +122,10 @@ class FlowReadout(nn.Module):
         """
         check_features(x)
         nodes = _normalised(self.node_norm, x)
-        clouds, order = make_clouds(nodes, index, ptr, masses, dim_size)
-        weights = torch.ones_like(clouds.masses) if masses is None else masses[order]
+        clouds, order = precise_clouds(nodes, index, ptr, masses, dim_size)
+        weights = torch.ones_like(clouds.masses) if masses is None else masses.to(clouds.masses.dtype)[order]
         size = clouds.sum(weights).unsqueeze(-1)  # (B, 1)
-        received = self._received(nodes, index, ptr, masses, clouds.num_graphs)
+        received = self._received(nodes, index, ptr, masses, clouds)
         counts = received.masses * size  # (B, M), how many nodes each point stands for
         blocks = self._structured(received, clouds, size, counts)
         rows = [values * count.unsqueeze(-1) if self.mass == "scale" else values for values, count in blocks]
@@ -134,27 +134,18 @@ class FlowReadout(nn.Module):
             columns.append(received.masses if self.mass is None else counts)
         elif self.mass == "append":
             columns.append(size)
-        return _normalised(self.output_norm, torch.cat(columns, 1))
+        return _normalised(self.output_norm, torch.cat(columns, 1).to(nodes.dtype))
 
     def _received(
-        self, nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
+        self, nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, clouds: Clouds
     ) -> Received:
         """What the points stand for; variances of zero where the flow took them to the nodes themselves."""
         if self.by == "flow":
-            flat = self.pool(nodes, index, ptr, dim_size=num_graphs, masses=masses)
-            points = flat.view(num_graphs, self.num_points, self.in_channels)
+            flat = self.pool(nodes, index, ptr, dim_size=clouds.num_graphs, masses=masses)
+            points = flat.view(clouds.num_graphs, self.num_points, self.in_channels)
             return Received(points.new_full(points.shape[:2], 1 / self.num_points), points, torch.zeros_like(points))
         level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature
-        return transport_pool(
-            nodes,
-            index,
-            ptr,
-            points=self.reference,
-            epsilon=level,
-            free=self.by == "free",
-            masses=masses,
-            dim_size=num_graphs,
-        )
+        return receive(clouds, self.reference, level, free=self.by == "free")
 
     def _structured(self, received: Received, clouds: Clouds, size: Tensor, counts: Tensor) -> list[_Block]:
         """The coordinates asked for, row by row, each with the number of nodes that it stands for."""

@@ -1,6 +1,6 @@
-"""When the flow steps how far: the numbers that both engines share.
+"""When the flow steps how far, and when a balance is reached: the numbers that torch and compiled code share.
 
-Times are in units in which the barycentric map is one step, lengths in units of R.
+Times of the flow are in units in which the barycentric map is one step, lengths in units of R.
 """
 
 from __future__ import annotations
@@ -16,3 +16,11 @@ NEAR = 0.1  # longest Newton step (rms) that is trusted to stay in the basin
 PROGRESS = 0.3  # factor by which a Newton step must reduce the gradient
 TINY, TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly, as it does at merging points
 TIGHTEST = 1e-13  # marginal error of the inner problems at the end
+
+# Of the transport that gives every point the same share (flowpool.balance)
+BALANCED = 1e-10  # error of the shares in units of 1/M that is enough; the last Newton step squares it
+ROUGH = 0.1  # the same, before epsilon is lowered further
+COOLING = 4.0
+WIDE = 30.0  # range of the scores of a node, in units of epsilon, above which epsilon is approached from above
+MOST_STEPS = 200
+ROUNDING = 1e-14  # keeps the Hessian of a plan that leaves no doubt factorisable

@@ -102,7 +102,7 @@ def substitute(factor, first, size, values):  # type: ignore[no-untyped-def]
 def newton_step(portions, plan, length, count, received, shared, factor, first, step):  # type: ignore[no-untyped-def]
     """Fills the factor of minus the Hessian, in the rows from ``first`` on, and the damped step."""
     stay_apart()
-    row_products(plan, count, portions, 0, count, length, shared)
+    row_products(plan, count, portions, 0, count, length, shared, False)
     for i in range(count):
         rest = 0.0
         for k in range(count):

@@ -148,7 +148,9 @@ def flow_pool(
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
         geometry = costs.bind(ground, precision, nodes.device)
         weights = _checked_point_masses(point_masses, reference).to(precision)
-        inputs = _Inputs(nodes, batch, ptr, reference.to(precision), masses, weights, dim_size, epsilon, relative)
+        inputs = _Inputs(
+            nodes, batch, ptr, reference.to(precision).contiguous(), masses, weights, dim_size, epsilon, relative
+        )
         if engines.use_kernels(engine, nodes, geometry, weights, debias, gradient, step_size):
             return _pool_compiled(inputs, geometry, options)
         return _pool_torch(inputs, geometry, options)

@@ -69,7 +69,7 @@ class Pace(NamedTuple):
     """How often the host looks at the device.
 
     Between two looks every cloud of the batch is computed and a mask says which of them move, so that the pace changes
-    no result.
+    results by rounding only.
 
     Attributes:
         block: steps between two looks at who has finished.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flowpool.compiled.cloud import PLACES, make_cloud, merge_nodes, rotate_points, scratch_size
+from flowpool.compiled.cloud import make_cloud, merge_nodes, rotate_points, scratch_size
 from flowpool.compiled.conjugate import conjugate_gradients, precondition
 from flowpool.compiled.gradient import evaluate
 from flowpool.compiled.hessian import leading_hessian, shifted_factor, solve_factored
@@ -15,7 +15,7 @@ from flowpool.compiled.jit import entry
 from flowpool.compiled.lanes import exponential, load, store
 from flowpool.compiled.product import hessian_product, keep_plans
 from flowpool.compiled.rows import rows_of
-from flowpool.compiled.scratch import make_track, make_work, place_track, place_work
+from flowpool.compiled.scratch import PLACES, open_track, open_work, place_track, place_work
 
 Array = NDArray[np.float64]
 
@@ -60,9 +60,9 @@ def one_graph(  # type: ignore[no-untyped-def]
     cloud, used = make_cloud(nodes, features, members, merged, atoms, given_masses, epsilon, 1e-10, buffer, places)
     dimension = rotate_points(start, 0, count, features, cloud.hull, 1e-13, cloud.basis, cloud.parked, cloud.outside)
     used = place_track(places, used, count, dimension)
-    track = make_track(buffer, places)
+    track = open_track(buffer, places)
     place_work(places, used, count, cloud.length, dimension, cloud.widest)
-    work = make_work(buffer, places)
+    work = open_work(buffer, places)
     here = track.here
     for i in range(count):
         here.potential[0, i] = 0.0

@@ -23,7 +23,7 @@ from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store, to
 from flowpool.compiled.linear import factorise, padded, row_products, substitute_rows
 from flowpool.compiled.product import hessian_product, keep_plans, respond, scale_direction, self_plan_response
 from flowpool.compiled.rows import draw, rows_of, stay_apart
-from flowpool.compiled.scratch import make_track, make_work, place_track, place_work
+from flowpool.compiled.scratch import open_track, open_work, place_track, place_work
 
 NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correction
 PRECISION, ROUGH = 1e-11, 1e-2  # of conjugate gradients: of the solution, of the correction by the ridge
@@ -69,9 +69,9 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         basis, parked, outside, row = cloud.basis, cloud.parked, cloud.outside, cloud.row
         dimension = rotate_points(points, graph, count, features, hull, END_TOLERANCE, basis, parked, outside)
         used = place_track(places, used, count, dimension)
-        track = make_track(buffer, places)
+        track = open_track(buffer, places)
         place_work(places, used, count, length, dimension, cloud.widest)
-        work = make_work(buffer, places)
+        work = open_work(buffer, places)
         here, solution = track.here, track.solution
         numbers = count * padded(dimension)
         for i in range(count):

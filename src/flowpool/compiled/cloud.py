@@ -8,44 +8,33 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowpool.compiled.jit import kernel, shared
 from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.compiled.linear import padded
-from flowpool.compiled.rows import part, singles, stay_apart
-from flowpool.compiled.scratch import place_track, place_work, reserve, single_width, to_single
+from flowpool.compiled.rows import stay_apart
+from flowpool.compiled.scratch import (
+    CLOUD,
+    CLOUD_FIRST,
+    PLACES,
+    open_cloud,
+    place_track,
+    place_work,
+    reserve,
+    single_width,
+    to_single,
+)
 
-PLACES = 64  # entries of a table of places, at least as many as a record has fields
 MOST_LEADING = 64  # largest M K for which the Hessian of the K leading coordinates is formed without need
 WIDEST = 512  # the same where the whole Hessian is needed, because it is singular
 LEADING = 0.03  # variance, in units of epsilon, that the other coordinates may have together
 
+_NUMBERS = CLOUD_FIRST + CLOUD.fields["length"][0]  # place of the first number of a cloud
+
 START_TOLERANCE = 1e-13  # the same for the start, relative to its own size
 END_TOLERANCE = 1e-9  # the same for X*
-
-
-class Cloud(NamedTuple):
-    """One graph as the kernels see it: N atoms, R coordinates.
-
-    ``coordinates`` has a row of ones, the R coordinates, and then the products of the first K of them.
-    """
-
-    length: Any  # N, padded
-    hull: Any  # R
-    lead: Any  # K, coordinates of which the Hessian is formed
-    widest: Any  # how many there is room for
-    point_masses: Any  # (1, M)
-    masses: Any  # (1, N)
-    coordinates: Any  # (1 + R + ..., N)
-    singles: Any  # the first 1 + R of these rows in float32
-    single_length: Any  # N, padded for them
-    basis: Any  # (R + M, D)
-    parked: Any  # scratch, (M, D)
-    outside: Any  # scratch, (M, D)
-    row: Any  # scratch, (1, N) or (1, D), whichever is longer
 
 
 @shared
@@ -75,17 +64,17 @@ def leading(coordinates, masses, length, hull, count, epsilon):  # type: ignore[
 
 @shared
 def place_cloud(places, used, count, features, length, hull, dimension):  # type: ignore[no-untyped-def]
-    """Numbers used by the arrays of :class:`Cloud`, and by what is left of the nodes while they are rotated."""
+    """Numbers used by the arrays of ``CLOUD``."""
     widest = room(count, hull)
     columns = 1 + hull + widest * (widest + 1) // 2
-    used = reserve(places, 0, 1, used, 1, count)
-    used = reserve(places, 1, 1, used, 1, length)
-    used = reserve(places, 2, 1, used, columns, length)
-    used = reserve(places, 3, 1, used, 1 + hull, (length + 1) // 2)
-    used = reserve(places, 4, 1, used, dimension + 1, features)
-    used = reserve(places, 5, 2, used, count, features)
-    used = reserve(places, 7, 1, used, 1, max(length, features))
-    return reserve(places, 8, 1, used, features, length)
+    used = reserve(places, CLOUD_FIRST, 1, used, 1, count)
+    used = reserve(places, CLOUD_FIRST + 1, 1, used, 1, length)
+    used = reserve(places, CLOUD_FIRST + 2, 1, used, columns, length)
+    used = reserve(places, CLOUD_FIRST + 3, 1, used, 1 + hull, (length + 1) // 2)
+    used = reserve(places, CLOUD_FIRST + 4, 1, used, dimension + 1, features)
+    used = reserve(places, CLOUD_FIRST + 5, 2, used, count, features)
+    used = reserve(places, CLOUD_FIRST + 7, 1, used, 1, max(length, features))
+    return reserve(places, CLOUD_FIRST + 8, 1, used, features, length)
 
 
 @lru_cache(maxsize=4096)
@@ -118,43 +107,21 @@ def make_cloud(nodes, features, members, merged, atoms, given_masses, epsilon, r
     length = padded(atoms)
     reach = min(features, atoms)
     used = place_cloud(places, 0, count, features, length, reach, min(features, reach + count))
-    point_masses = part(buffer, places[0, 0], places[0, 1])
-    masses = part(buffer, places[1, 0], places[1, 1])
-    coordinates = part(buffer, places[2, 0], places[2, 1])
-    basis = part(buffer, places[4, 0], places[4, 1])
-    row = part(buffer, places[7, 0], places[7, 1])
-    rest = part(buffer, places[8, 0], places[8, 1])
+    cloud = open_cloud(buffer, places)
     for i in range(count):
-        point_masses[0, i] = given_masses[i]
+        cloud.point_masses[0, i] = given_masses[i]
     for j in range(length):
-        masses[0, j] = merged[j] if j < atoms else 0.0
-    hull = rotate_nodes(nodes, features, members, atoms, resolution, basis, rest, coordinates, row)
-    rough = singles(buffer, places[3, 0], 2 * places[3, 1])
+        cloud.masses[0, j] = merged[j] if j < atoms else 0.0
+    coordinates = cloud.coordinates
+    hull = rotate_nodes(nodes, features, members, atoms, resolution, cloud.basis, cloud.rest, coordinates, cloud.row)
     for e in range(1 + hull):
-        to_single(coordinates, e, length, rough)
-    lead = leading(coordinates, masses, length, hull, count, epsilon)
+        to_single(coordinates, e, length, cloud.singles)
+    lead = leading(coordinates, cloud.masses, length, hull, count, epsilon)
     fill_moment_columns(coordinates, length, hull, lead)
-    parked = part(buffer, places[5, 0], places[5, 1])
-    outside = part(buffer, places[6, 0], places[6, 1])
-    widest = room(count, hull)
-    return (
-        Cloud(
-            length,
-            hull,
-            lead,
-            widest,
-            point_masses,
-            masses,
-            coordinates,
-            rough,
-            single_width(length),
-            basis,
-            parked,
-            outside,
-            row,
-        ),
-        used,
-    )
+    numbers = (length, single_width(length), hull, lead, room(count, hull))
+    for k in range(len(numbers)):
+        places[_NUMBERS + k, 0] = numbers[k]
+    return cloud, used
 
 
 @kernel

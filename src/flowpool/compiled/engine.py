@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowpool.compiled.backward import adjoint_graphs
-from flowpool.compiled.cloud import PLACES, scratch_size
+from flowpool.compiled.cloud import scratch_size
 from flowpool.compiled.flow import CLOCK
 from flowpool.compiled.forward import solve_graphs
 from flowpool.compiled.frame import (
@@ -32,6 +32,7 @@ from flowpool.compiled.frame import (
     unshare_masses,
 )
 from flowpool.compiled.jit import announce
+from flowpool.compiled.scratch import PLACES
 from flowpool.compiled.threads import run
 
 if TYPE_CHECKING:

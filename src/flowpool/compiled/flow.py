@@ -11,7 +11,6 @@ graph whose nodes are spread over threads.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,33 +86,6 @@ CLOCK = np.dtype(
     ],
     align=True,
 )
-
-
-class Place(NamedTuple):
-    """Points and what is known about them."""
-
-    points: Any  # (M, Q)
-    gradient: Any  # (M, Q)
-    pulled: Any  # P Y, (M, Q)
-    potential: Any  # (1, M)
-    self_potential: Any  # (1, M)
-    rows: Any  # P 1, (1, M)
-
-
-class Track(NamedTuple):
-    """Where the points of one graph are on their way."""
-
-    here: Place
-    there: Place
-    velocity: Any  # (M, Q)
-    first: Any  # k1 of Rosenbrock 2, (M, Q)
-    newton: Any  # the Newton step, (M, Q)
-    right: Any  # (M, Q)
-    solution: Any  # (M, Q)
-    search: Any  # scratch of conjugate gradients, (M, Q)
-    image: Any  # the same
-    ready: Any  # the same
-    rest: Any  # the same
 
 
 @kernel

@@ -13,7 +13,7 @@ from flowpool.compiled.jit import entry, kernel
 from flowpool.compiled.linear import padded
 from flowpool.compiled.product import keep_plans
 from flowpool.compiled.rows import draw, rows_of, stay_apart
-from flowpool.compiled.scratch import make_track, make_work, place_track, place_work
+from flowpool.compiled.scratch import open_track, open_work, place_track, place_work
 
 
 @kernel
@@ -58,9 +58,9 @@ def solve_graphs(  # type: ignore[no-untyped-def]
         )
         exact = False
         used = place_track(places, used, count, dimension)
-        track = make_track(buffer, places)
+        track = open_track(buffer, places)
         place_work(places, used, count, length, dimension, cloud.widest)
-        work = make_work(buffer, places)
+        work = open_work(buffer, places)
         here, there = track.here, track.there
         for i in range(count):
             for e in range(padded(dimension)):

@@ -17,10 +17,47 @@ from typing import Any
 
 import numba
 from numba import njit, types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.extending import register_jitable
 
 # Of the floating-point liberties only those that keep the meaning of NaN and infinity.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
+
+
+class _Part(JITCodeLibrary):
+    """Code that is only ever linked into an entry point, which is optimised and made machine code as a whole.
+
+    Numba on its own does both for every function with all that it calls, again and again.
+    """
+
+    def finalize(self) -> None:
+        for library in dict.fromkeys(self._linking_libraries):
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        self._ensure_finalized()
+        return 0  # there is no machine code
+
+    @property
+    def codegen(self) -> Any:
+        return self
+
+    def set_env(self, name: str, environment: object) -> None:
+        """There is nowhere to put Python objects, and nothing that would use them."""
+
+
+class _PartCompiler(CompilerBase):
+    """Numba's own compiler, with the result in a :class:`_Part`."""
+
+    def define_pipelines(self) -> list[Any]:
+        self.state.library = _Part(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+        return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
+
+
+_PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _PartCompiler}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -28,7 +65,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     Numba on its own compiles it again for each constant that it is called with.
     """
-    dispatcher = njit(no_cfunc_wrapper=True, **_OPTIONS)(function)
+    dispatcher = njit(**_PART, **_OPTIONS)(function)
     resolve = dispatcher.get_call_template
 
     def of_types(arguments: Any, keywords: Any) -> Any:
@@ -39,7 +76,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 # A plain function in Python, a kernel in kernels.
-shared = register_jitable(no_cfunc_wrapper=True, **_OPTIONS)
+shared = register_jitable(**_PART, **_OPTIONS)
 
 
 def entry(function: Callable[..., Any]) -> Any:

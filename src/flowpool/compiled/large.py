@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowpool.compiled.backward import NEGLIGIBLE
-from flowpool.compiled.cloud import PLACES, fill_moment_columns
+from flowpool.compiled.cloud import fill_moment_columns
 from flowpool.compiled.flow import CLOCK, CURVE, EVALUATE, SOLVE, advance
 from flowpool.compiled.gradient import self_pull
 from flowpool.compiled.hessian import assemble, pair_weights, prepare_factor, solve_factored
@@ -29,7 +29,18 @@ from flowpool.compiled.lanes import load as load_lanes
 from flowpool.compiled.linear import padded, row_products
 from flowpool.compiled.product import cost_changes, plan_changes, scale_direction
 from flowpool.compiled.rows import draw, part, rows_of, stay_apart
-from flowpool.compiled.scratch import Work, make_track, make_work, place_track, place_work, reserve
+from flowpool.compiled.scratch import (
+    PLACES,
+    TRACK,
+    TRACK_FIRST,
+    WORK,
+    WORK_FIRST,
+    open_track,
+    open_work,
+    place_track,
+    place_work,
+    reserve,
+)
 from flowpool.compiled.self_transport import solve_self_transport
 from flowpool.compiled.threads import run
 from flowpool.compiled.transport import HOPELESS, LOOSE, MAX_ITERATIONS, NOISE, ROUNDING, STAGE, gibbs, marginals
@@ -63,11 +74,11 @@ def _block_places(count: int, features: int) -> tuple[NDArray[np.int64], int]:
 
 
 @lru_cache
-def _flow_places(count: int, features: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def _flow_places(count: int, features: int) -> tuple[NDArray[np.int64], int]:
     """Where track and scratch of the flow are in the memory of :func:`go_on`, and how many numbers that needs."""
-    track, work = np.empty((2, PLACES, 2), np.int64)
-    used = place_track(track, 0, count, features)
-    return track, work, place_work(work, used, count, WIDTH, features, features) + padded(count)
+    places = np.empty((PLACES, 2), np.int64)
+    used = place_track(places, 0, count, features)
+    return places, place_work(places, used, count, WIDTH, features, features) + padded(count)
 
 
 @entry
@@ -200,12 +211,9 @@ def go_on(  # type: ignore[no-untyped-def]
     """
     stay_apart()
     count, clock, buffer = masses.shape[0], clocks[0], rows_of(memory)
-    used = place_track(places, 0, count, features)
-    track = make_track(buffer, places)
-    used = place_work(places, used, count, WIDTH, features, features)
-    work = make_work(buffer, places)
+    track, work = open_track(buffer, places), open_work(buffer, places)
     here, there = track.here, track.there
-    point_masses = part(buffer, used, padded(count))  # behind everything else
+    point_masses = part(buffer, memory.shape[1] - padded(count), padded(count))  # behind everything else
     for i in range(count):
         point_masses[0, i] = masses[i]
     if request == EVALUATE:
@@ -379,24 +387,30 @@ class _Memory:
 
     def __init__(self, point_masses: Array, features: int) -> None:
         count = len(point_masses)
-        track, work, total = _flow_places(count, features)
-        self.places = work.copy()  # the kernel writes into it
+        self.places, total = _flow_places(count, features)
         self.memory = np.zeros((1, total))
         pairs, columns = count * (count + 1) // 2, 1 + features + features * (features + 1) // 2
 
-        def view(place: NDArray[np.int64], rows: int, columns: int) -> Array:
-            first, stride = place
+        def view(place: int, rows: int, columns: int) -> Array:
+            first, stride = self.places[place]
             return self.memory[0, first : first + rows * stride].reshape(rows, stride)[:, :columns]
 
-        # In the order of Place: points, gradient, pulled, potential, self_potential, rows.
-        self.here_points, self.here_pulled = view(track[0], count, features), view(track[2], count, features)
-        self.here_potential, self.here_self_potential, self.here_rows = (view(track[k], 1, count)[0] for k in (3, 4, 5))
-        self.points, self.pulled = view(track[6], count, features), view(track[8], count, features)
-        self.potential, self.self_potential, self.rows = (view(track[k], 1, count)[0] for k in (9, 10, 11))
-        place_of = dict(zip(Work._fields, self.places, strict=False))
-        self.moments = view(place_of["moments"], pairs, columns)
-        self.self_plan = view(place_of["self_plan"], count, count)
-        self.hessian = view(place_of["hessian"], count * features, count * features)
+        def views(name: str) -> list[Array]:
+            """Points, ``P Y``, potential, self-potential and ``P 1`` of one of the two places."""
+            first, place = TRACK.fields[name]
+            shapes = {"points": (count, features), "pulled": (count, features)}
+            names = ("points", "pulled", "potential", "self_potential", "rows")
+            found = [view(TRACK_FIRST + first + place.fields[name][0], *shapes.get(name, (1, count))) for name in names]
+            return [*found[:2], *(row[0] for row in found[2:])]
+
+        self.here_points, self.here_pulled, self.here_potential, self.here_self_potential, self.here_rows = views(
+            "here"
+        )
+        self.points, self.pulled, self.potential, self.self_potential, self.rows = views("there")
+        of_work = {name: WORK_FIRST + place for name, (place, _) in WORK.fields.items()}
+        self.moments = view(of_work["moments"], pairs, columns)
+        self.self_plan = view(of_work["self_plan"], count, count)
+        self.hessian = view(of_work["hessian"], count * features, count * features)
 
 
 def solve_large(

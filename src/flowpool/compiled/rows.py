@@ -74,7 +74,8 @@ def _write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return context.get_dummy_value()
 
 
-def _make(context: Any, builder: Any, data: Any, stride: Any, kind: Rows = rows_type) -> Any:
+def make_rows(context: Any, builder: Any, data: Any, stride: Any, kind: Rows = rows_type) -> Any:
+    """Rows of some kind from an LLVM pointer and the distance between rows."""
     structure = cgutils.create_struct_proxy(kind)(context, builder)
     structure.data, structure.stride = data, stride
     return structure._getvalue()
@@ -87,7 +88,7 @@ def rows_of(_context: Any, array: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         structure = context.make_array(signature.args[0])(context, builder, arguments[0])
         stride = builder.extract_value(structure.shape, 1)
-        return _make(context, builder, structure.data, stride)
+        return make_rows(context, builder, structure.data, stride)
 
     return rows_type(array), generate
 
@@ -98,21 +99,9 @@ def part(_context: Any, rows: Any, offset: Any, stride: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=arguments[0])
-        return _make(context, builder, builder.gep(structure.data, [arguments[1]]), arguments[2])
+        return make_rows(context, builder, builder.gep(structure.data, [arguments[1]]), arguments[2])
 
     return rows_type(rows_type, types.intp, types.intp), generate
-
-
-@intrinsic
-def singles(_context: Any, rows: Any, offset: Any, stride: Any) -> Any:
-    """Rows of float32 numbers in the memory that starts ``offset`` float64 numbers after the first."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=arguments[0])
-        data = builder.bitcast(builder.gep(structure.data, [arguments[1]]), ir.FloatType().as_pointer())
-        return _make(context, builder, data, arguments[2], singles_type)
-
-    return singles_type(rows_type, types.intp, types.intp), generate
 
 
 @intrinsic
@@ -121,7 +110,7 @@ def from_column(_context: Any, rows: Any, column: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=arguments[0])
-        return _make(context, builder, builder.gep(structure.data, [arguments[1]]), structure.stride)
+        return make_rows(context, builder, builder.gep(structure.data, [arguments[1]]), structure.stride)
 
     return rows_type(rows_type, types.intp), generate
 

@@ -5,92 +5,153 @@ A layout that fits the graph keeps it in the cache, whatever the largest graph o
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from flowpool.compiled.flow import Place, Track
 from flowpool.compiled.jit import kernel, shared
 from flowpool.compiled.linear import padded
-from flowpool.compiled.rows import part, singles, stay_apart
+from flowpool.compiled.tables import NUMBER, ROWS, SINGLES, Table, opener
 
 BLOCK = 128  # nodes whose moments are taken at once; the weights of a block stay in the first-level cache
 
 
-class Tangent(NamedTuple):
+# One graph as the kernels see it: N atoms, R coordinates, of which the first K are leading.
+CLOUD = Table(
+    "Cloud",
+    point_masses=ROWS,  # (1, M)
+    masses=ROWS,  # (1, N)
+    coordinates=ROWS,  # a row of ones, the R coordinates, then the products of the first K of them, (1 + R + ..., N)
+    singles=SINGLES,  # the first 1 + R of these rows in float32
+    basis=ROWS,  # (R + M, D)
+    parked=ROWS,  # scratch, (M, D)
+    outside=ROWS,  # scratch, (M, D)
+    row=ROWS,  # scratch, (1, N) or (1, D), whichever is longer
+    rest=ROWS,  # scratch: what is left of the nodes while they are rotated, (D, N)
+    length=NUMBER,  # N, padded
+    single_length=NUMBER,  # N, padded for float32
+    hull=NUMBER,  # R
+    lead=NUMBER,  # K, coordinates of which the Hessian is formed
+    widest=NUMBER,  # how many there is room for
+)
+
+# Points and what is known about them.
+_PLACE = Table(
+    "Place",
+    points=ROWS,  # (M, Q)
+    gradient=ROWS,  # (M, Q)
+    pulled=ROWS,  # P Y, (M, Q)
+    potential=ROWS,  # (1, M)
+    self_potential=ROWS,  # (1, M)
+    rows=ROWS,  # P 1, (1, M)
+)
+
+# Where the points of one graph are on their way.
+TRACK = Table(
+    "Track",
+    here=_PLACE,
+    there=_PLACE,
+    # (M, Q)
+    velocity=ROWS,
+    first=ROWS,  # k1 of Rosenbrock 2
+    newton=ROWS,  # the Newton step
+    right=ROWS,
+    solution=ROWS,
+    # scratch of conjugate gradients
+    search=ROWS,
+    image=ROWS,
+    ready=ROWS,
+    rest=ROWS,
+)
+
+
+def _tangent(kind: Any) -> Table:
     """The plan where the Hessian was taken, and how it changes along a direction, in one of two precisions."""
+    return Table(
+        f"Tangent({kind})",
+        conditional=kind,  # A, (M, N)
+        plan=kind,  # P, (M, N)
+        change=kind,  # dP or dA, (M, N)
+        dual=kind,  # dg, (1, N)
+        scaled=kind,  # the direction, (M, Q + 1)
+    )
 
-    conditional: Any  # A, (M, N)
-    plan: Any  # P, (M, N)
-    change: Any  # dP or dA, (M, N)
-    dual: Any  # dg, (1, N)
-    scaled: Any  # the direction, (M, Q + 1)
 
-
-class Work(NamedTuple):
-    """Scratch of the inner problems and the Hessian, with M points, N nodes, Q coordinates, K of them leading, D = M K."""
-
+# Scratch of the inner problems and the Hessian, with M points, N nodes, Q coordinates, K of them leading, D = M K.
+WORK = Table(
+    "Work",
     # (M, N)
-    gibbs: Any
-    conditional: Any  # A
-    plan: Any  # P
+    gibbs=ROWS,
+    conditional=ROWS,  # A
+    plan=ROWS,  # P
     # (1, N)
-    sums: Any
-    old_sums: Any
+    sums=ROWS,
+    old_sums=ROWS,
     # (1, M)
-    scaling: Any
-    old_scaling: Any
-    shift: Any
-    trial_shift: Any
-    step: Any
-    right: Any
-    rows: Any
-    old_rows: Any
-    self_rows: Any
-    inverse: Any
-    response_inverse: Any
-    self_response_inverse: Any
+    scaling=ROWS,
+    old_scaling=ROWS,
+    shift=ROWS,
+    trial_shift=ROWS,
+    step=ROWS,
+    right=ROWS,
+    rows=ROWS,
+    old_rows=ROWS,
+    self_rows=ROWS,
+    inverse=ROWS,
+    response_inverse=ROWS,
+    self_response_inverse=ROWS,
     # (M, M)
-    overlap: Any  # P A^T
-    small: Any
-    self_gibbs: Any
-    self_plan: Any  # Q
-    kept_self_plan: Any
-    self_change: Any  # dQ
-    inner: Any  # X W^T
-    response: Any
-    self_response: Any
+    overlap=ROWS,  # P A^T
+    small=ROWS,
+    self_gibbs=ROWS,
+    self_plan=ROWS,  # Q
+    kept_self_plan=ROWS,
+    self_change=ROWS,  # dQ
+    inner=ROWS,  # X W^T
+    response=ROWS,
+    self_response=ROWS,
     # (M, Q + 1)
-    scaled: Any
+    scaled=ROWS,
     # (M (M + 1) / 2, BLOCK)
-    pairs: Any  # P_ij A_lj
+    pairs=ROWS,  # P_ij A_lj
     # (M (M + 1) / 2, 1 + K + K (K + 1) / 2)
-    moments: Any
-    block_moments: Any
+    moments=ROWS,
+    block_moments=ROWS,
     # (M, K)
-    lead_points: Any
-    lead_pulled: Any
+    lead_points=ROWS,
+    lead_pulled=ROWS,
     # (1, K)
-    mean: Any
-    lever: Any
-    apart: Any
+    mean=ROWS,
+    lever=ROWS,
+    apart=ROWS,
     # (K, K)
-    second: Any
-    unit: Any
+    second=ROWS,
+    unit=ROWS,
     # (D, K)
-    own_block: Any
+    own_block=ROWS,
     # (2 M, D)
-    follow: Any
-    weighted_follow: Any
+    follow=ROWS,
+    weighted_follow=ROWS,
     # (D, D)
-    hessian: Any
-    factor: Any
-    newton_factor: Any
+    hessian=ROWS,
+    factor=ROWS,
+    newton_factor=ROWS,
     # (1, D)
-    pivots: Any
-    newton_pivots: Any
-    flat_right: Any
-    flat_solution: Any
-    double: Tangent
-    single: Tangent
+    pivots=ROWS,
+    newton_pivots=ROWS,
+    flat_right=ROWS,
+    flat_solution=ROWS,
+    double=_tangent(ROWS),
+    single=_tangent(SINGLES),
+)
+
+# Where the places of each table begin.
+CLOUD_FIRST = 0
+TRACK_FIRST = CLOUD_FIRST + CLOUD.places
+WORK_FIRST = TRACK_FIRST + TRACK.places
+PLACES = WORK_FIRST + WORK.places
+
+open_cloud = opener(CLOUD, CLOUD_FIRST)
+open_track = opener(TRACK, TRACK_FIRST)
+open_work = opener(WORK, WORK_FIRST)
 
 
 @shared
@@ -121,140 +182,36 @@ def to_single(source, row, length, target):  # type: ignore[no-untyped-def]
 
 @shared
 def place_work(places, used, count, length, dimension, lead):  # type: ignore[no-untyped-def]
-    """Numbers used by the fields of :class:`Work`."""
+    """Numbers used by the fields of ``WORK``."""
     size = count * lead
     pairs = count * (count + 1) // 2
-    used = reserve(places, 0, 3, used, count, length)
-    used = reserve(places, 3, 2, used, 1, length)
-    used = reserve(places, 5, 12, used, 1, count)
-    used = reserve(places, 17, 9, used, count, count)
-    used = reserve(places, 26, 1, used, count, dimension + 1)
-    used = reserve(places, 27, 1, used, pairs, BLOCK)
-    used = reserve(places, 28, 2, used, pairs, 1 + lead + lead * (lead + 1) // 2)
-    used = reserve(places, 30, 2, used, count, lead)
-    used = reserve(places, 32, 3, used, 1, lead)
-    used = reserve(places, 35, 2, used, lead, lead)
-    used = reserve(places, 37, 1, used, size, lead)
+    used = reserve(places, WORK_FIRST, 3, used, count, length)
+    used = reserve(places, WORK_FIRST + 3, 2, used, 1, length)
+    used = reserve(places, WORK_FIRST + 5, 12, used, 1, count)
+    used = reserve(places, WORK_FIRST + 17, 9, used, count, count)
+    used = reserve(places, WORK_FIRST + 26, 1, used, count, dimension + 1)
+    used = reserve(places, WORK_FIRST + 27, 1, used, pairs, BLOCK)
+    used = reserve(places, WORK_FIRST + 28, 2, used, pairs, 1 + lead + lead * (lead + 1) // 2)
+    used = reserve(places, WORK_FIRST + 30, 2, used, count, lead)
+    used = reserve(places, WORK_FIRST + 32, 3, used, 1, lead)
+    used = reserve(places, WORK_FIRST + 35, 2, used, lead, lead)
+    used = reserve(places, WORK_FIRST + 37, 1, used, size, lead)
     # A block may be stored past the last column.
-    used = reserve(places, 38, 2, used, 2 * count, padded(size) + padded(lead))
-    used = reserve(places, 40, 3, used, size + 1, padded(size) + padded(lead))
-    used = reserve(places, 43, 4, used, 1, size)
-    used = reserve(places, 47, 3, used, count, length)
-    used = reserve(places, 50, 1, used, 1, length)
-    used = reserve(places, 51, 1, used, count, dimension + 1)
-    used = reserve(places, 52, 3, used, count, (length + 1) // 2)
-    used = reserve(places, 55, 1, used, 1, (length + 1) // 2)
-    return reserve(places, 56, 1, used, count, dimension // 2 + 1)
+    used = reserve(places, WORK_FIRST + 38, 2, used, 2 * count, padded(size) + padded(lead))
+    used = reserve(places, WORK_FIRST + 40, 3, used, size + 1, padded(size) + padded(lead))
+    used = reserve(places, WORK_FIRST + 43, 4, used, 1, size)
+    used = reserve(places, WORK_FIRST + 47, 3, used, count, length)
+    used = reserve(places, WORK_FIRST + 50, 1, used, 1, length)
+    used = reserve(places, WORK_FIRST + 51, 1, used, count, dimension + 1)
+    used = reserve(places, WORK_FIRST + 52, 3, used, count, (length + 1) // 2)
+    used = reserve(places, WORK_FIRST + 55, 1, used, 1, (length + 1) // 2)
+    return reserve(places, WORK_FIRST + 56, 1, used, count, dimension // 2 + 1)
 
 
 @shared
 def place_track(places, used, count, dimension):  # type: ignore[no-untyped-def]
-    """Numbers used by the fields of :class:`Track`: two places and nine sets of vectors."""
-    for first in (0, 6):
+    """Numbers used by the fields of ``TRACK``: two places and nine sets of vectors."""
+    for first in (TRACK_FIRST, TRACK_FIRST + 6):
         used = reserve(places, first, 3, used, count, dimension)
         used = reserve(places, first + 3, 3, used, 1, count)
-    return reserve(places, 12, 9, used, count, dimension)
-
-
-@kernel
-def make_work(buffer, places):  # type: ignore[no-untyped-def]
-    """The scratch that :func:`place_work` has placed."""
-    stay_apart()
-    return Work(
-        part(buffer, places[0, 0], places[0, 1]),
-        part(buffer, places[1, 0], places[1, 1]),
-        part(buffer, places[2, 0], places[2, 1]),
-        part(buffer, places[3, 0], places[3, 1]),
-        part(buffer, places[4, 0], places[4, 1]),
-        part(buffer, places[5, 0], places[5, 1]),
-        part(buffer, places[6, 0], places[6, 1]),
-        part(buffer, places[7, 0], places[7, 1]),
-        part(buffer, places[8, 0], places[8, 1]),
-        part(buffer, places[9, 0], places[9, 1]),
-        part(buffer, places[10, 0], places[10, 1]),
-        part(buffer, places[11, 0], places[11, 1]),
-        part(buffer, places[12, 0], places[12, 1]),
-        part(buffer, places[13, 0], places[13, 1]),
-        part(buffer, places[14, 0], places[14, 1]),
-        part(buffer, places[15, 0], places[15, 1]),
-        part(buffer, places[16, 0], places[16, 1]),
-        part(buffer, places[17, 0], places[17, 1]),
-        part(buffer, places[18, 0], places[18, 1]),
-        part(buffer, places[19, 0], places[19, 1]),
-        part(buffer, places[20, 0], places[20, 1]),
-        part(buffer, places[21, 0], places[21, 1]),
-        part(buffer, places[22, 0], places[22, 1]),
-        part(buffer, places[23, 0], places[23, 1]),
-        part(buffer, places[24, 0], places[24, 1]),
-        part(buffer, places[25, 0], places[25, 1]),
-        part(buffer, places[26, 0], places[26, 1]),
-        part(buffer, places[27, 0], places[27, 1]),
-        part(buffer, places[28, 0], places[28, 1]),
-        part(buffer, places[29, 0], places[29, 1]),
-        part(buffer, places[30, 0], places[30, 1]),
-        part(buffer, places[31, 0], places[31, 1]),
-        part(buffer, places[32, 0], places[32, 1]),
-        part(buffer, places[33, 0], places[33, 1]),
-        part(buffer, places[34, 0], places[34, 1]),
-        part(buffer, places[35, 0], places[35, 1]),
-        part(buffer, places[36, 0], places[36, 1]),
-        part(buffer, places[37, 0], places[37, 1]),
-        part(buffer, places[38, 0], places[38, 1]),
-        part(buffer, places[39, 0], places[39, 1]),
-        part(buffer, places[40, 0], places[40, 1]),
-        part(buffer, places[41, 0], places[41, 1]),
-        part(buffer, places[42, 0], places[42, 1]),
-        part(buffer, places[43, 0], places[43, 1]),
-        part(buffer, places[44, 0], places[44, 1]),
-        part(buffer, places[45, 0], places[45, 1]),
-        part(buffer, places[46, 0], places[46, 1]),
-        Tangent(
-            part(buffer, places[47, 0], places[47, 1]),
-            part(buffer, places[48, 0], places[48, 1]),
-            part(buffer, places[49, 0], places[49, 1]),
-            part(buffer, places[50, 0], places[50, 1]),
-            part(buffer, places[51, 0], places[51, 1]),
-        ),
-        Tangent(
-            singles(buffer, places[52, 0], 2 * places[52, 1]),
-            singles(buffer, places[53, 0], 2 * places[53, 1]),
-            singles(buffer, places[54, 0], 2 * places[54, 1]),
-            singles(buffer, places[55, 0], 2 * places[55, 1]),
-            singles(buffer, places[56, 0], 2 * places[56, 1]),
-        ),
-    )
-
-
-@kernel
-def make_track(buffer, places):  # type: ignore[no-untyped-def]
-    """The track that :func:`place_track` has placed."""
-    stay_apart()
-    here = Place(
-        part(buffer, places[0, 0], places[0, 1]),
-        part(buffer, places[1, 0], places[1, 1]),
-        part(buffer, places[2, 0], places[2, 1]),
-        part(buffer, places[3, 0], places[3, 1]),
-        part(buffer, places[4, 0], places[4, 1]),
-        part(buffer, places[5, 0], places[5, 1]),
-    )
-    there = Place(
-        part(buffer, places[6, 0], places[6, 1]),
-        part(buffer, places[7, 0], places[7, 1]),
-        part(buffer, places[8, 0], places[8, 1]),
-        part(buffer, places[9, 0], places[9, 1]),
-        part(buffer, places[10, 0], places[10, 1]),
-        part(buffer, places[11, 0], places[11, 1]),
-    )
-    return Track(
-        here,
-        there,
-        part(buffer, places[12, 0], places[12, 1]),
-        part(buffer, places[13, 0], places[13, 1]),
-        part(buffer, places[14, 0], places[14, 1]),
-        part(buffer, places[15, 0], places[15, 1]),
-        part(buffer, places[16, 0], places[16, 1]),
-        part(buffer, places[17, 0], places[17, 1]),
-        part(buffer, places[18, 0], places[18, 1]),
-        part(buffer, places[19, 0], places[19, 1]),
-        part(buffer, places[20, 0], places[20, 1]),
-    )
+    return reserve(places, TRACK_FIRST + 12, 9, used, count, dimension)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from flowpool.compiled.flow import JUMPING, combine, copy, inner_product
+from flowpool.compiled.flow import JUMPING, SLIDING, combine, copy, inner_product
 from flowpool.compiled.hessian import prepare_factor, solve_factored
 from flowpool.compiled.jit import kernel
 from flowpool.compiled.lanes import WIDTH, load, multiply, splat, store
@@ -73,7 +73,8 @@ def answer(  # type: ignore[no-untyped-def]
             clock.flattest = min(clock.flattest, smallest_pivot(work.inverse, count) * count / 2.0)
     if not clock.definite:
         return
-    if exact:
+    # An implicit step keeps its order with any matrix, and in the hull this one is the Hessian.
+    if exact or (clock.purpose == SLIDING and lead == cloud.hull):
         solve_model(count, dimension, lead, factor, pivots, track.right, track.solution, work)
         return
     curvature = conjugate_gradients(

@@ -50,9 +50,9 @@ _JUMP, _NEWTON, _DAMPED, _FILTERED, _TRY, _TRIED, _REST, _STAY, _DISTANCE = rang
 # Outcomes, as in flowpool.status.
 OK, MAX_STEPS, NONFINITE = 0, 3, 5
 
-# Precision of iterative solutions. The second stage of a slow step is itself a correction, and most first tries of a
-# Newton step are refused; neither they nor a length need more than one digit.
-_TIGHT, _ROUGH = 1e-2, 1e-1
+# Precision of iterative solutions. An implicit step keeps its order with any matrix; most first tries of a Newton step are
+# refused, and neither they nor a length need more than one digit.
+_TIGHT, _ROUGH, _STAGE = 1e-2, 1e-1, 0.2
 _ROUNDING = 1e-15  # length of the gradient that is rounding error; no step can be judged by it any more
 _NULL = 1e-9  # eigenvalue, relative to the Hessian's scale 2 a_i, below which it is noise of the inner solves
 
@@ -289,7 +289,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             else:
                 shift = 1.0 / (GAMMA * clock.step)
                 combine(here.gradient, -1.0 - shift, here.gradient, right, numbers)
-                return ask(clock, SLIDING, shift, _TIGHT, _FIRST)
+                return ask(clock, SLIDING, shift, _STAGE, _FIRST)
 
         elif phase == _FIRST:
             if not clock.definite:
@@ -398,7 +398,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             scale_points(first, -4.0 * shift, point_masses, right, count, dimension)
             combine(right, -shift, here.gradient, right, numbers)
             combine(right, -shift, there.gradient, right, numbers)
-            return ask(clock, SLIDING, shift, _ROUGH, _SECOND)
+            return ask(clock, SLIDING, shift, _STAGE, _SECOND)
 
         elif phase == _SECOND:
             clock.length = 0.5 * clock.step * norm(solution, numbers) / (ERROR * extent(here.points, count, numbers))

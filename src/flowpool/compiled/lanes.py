@@ -155,13 +155,13 @@ fma = _elementwise(_fused, 3, "x y + z")
 
 @intrinsic
 def total(_context: Any, value: Any) -> Any:
-    """Sum of the numbers, in float64."""
+    """Sum of the numbers, as float64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         current, width = arguments[0], value.width
-        if value is not lanes:
-            current = builder.fpext(current, ir.VectorType(_DOUBLE, width))
         while width > 1:  # halves are added, so the order of the sum is fixed
+            if width == 4 and value is not lanes:
+                current = builder.fpext(current, ir.VectorType(_DOUBLE, width))
             width //= 2
             halves = []
             for start in (0, width):

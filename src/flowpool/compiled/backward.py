@@ -15,7 +15,6 @@ import math
 
 from flowpool.compiled.cloud import END_TOLERANCE, make_cloud, merge_nodes, rotate_points
 from flowpool.compiled.conjugate import conjugate_gradients, is_exact, precondition, solve_model
-from flowpool.compiled.flow import combine, copy, inner_product
 from flowpool.compiled.gradient import evaluate
 from flowpool.compiled.hessian import leading_hessian, shifted_factor
 from flowpool.compiled.jit import entry, kernel
@@ -24,6 +23,7 @@ from flowpool.compiled.linear import factorise, padded, row_products, substitute
 from flowpool.compiled.product import hessian_product, keep_plans, respond, scale_direction, self_plan_response
 from flowpool.compiled.rows import draw, rows_of, stay_apart
 from flowpool.compiled.scratch import open_track, open_work, place_track, place_work
+from flowpool.compiled.vectors import combine, copy, inner_product
 
 NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correction
 PRECISION, ROUGH = 1e-11, 1e-2  # of conjugate gradients: of the solution, of the correction by the ridge

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 
-from flowpool.compiled.flow import JUMPING, SLIDING, combine, copy, inner_product
+from flowpool.compiled.flow import JUMPING, SLIDING
 from flowpool.compiled.hessian import prepare_factor, solve_factored
 from flowpool.compiled.jit import kernel
 from flowpool.compiled.lanes import WIDTH, load, multiply, splat, store
 from flowpool.compiled.linear import factorise, padded, smallest_pivot, substitute_rows
 from flowpool.compiled.product import hessian_product
 from flowpool.compiled.rows import stay_apart
+from flowpool.compiled.vectors import combine, copy, fill, inner_product
 
 MAX_ITERATIONS = 500
 _RIDGE = 1e-9  # keeps the model definite where two points have met
@@ -120,8 +121,7 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
         solve_model(count, dimension, lead, factor, pivots, rest, ready, work)
         strength = inner_product(rest, ready, numbers)
     else:
-        for p in range(0, numbers, WIDTH):
-            store(solution, 0, p, splat(0.0))
+        fill(solution, 0.0, numbers)
     copy(ready, search, numbers)
     flattest = math.inf
     for _ in range(MAX_ITERATIONS):

@@ -16,9 +16,10 @@ import numpy as np
 
 from flowpool.compiled.gradient import predict
 from flowpool.compiled.jit import kernel, shared
-from flowpool.compiled.lanes import WIDTH, fma, load, multiply, splat, store, total
+from flowpool.compiled.lanes import WIDTH, load, multiply, splat, store
 from flowpool.compiled.linear import padded
 from flowpool.compiled.rows import stay_apart
+from flowpool.compiled.vectors import combine, copy, inner_product, norm
 from flowpool.schedule import (
     ERROR,
     FIRST_STEP,
@@ -86,38 +87,6 @@ CLOCK = np.dtype(
     ],
     align=True,
 )
-
-
-@kernel
-def inner_product(one, other, numbers):  # type: ignore[no-untyped-def]
-    """Sum of the products of all entries; ``numbers`` counts them with their padding, which is zero."""
-    stay_apart()
-    result = splat(0.0)
-    for p in range(0, numbers, WIDTH):
-        result = fma(load(one, 0, p), load(other, 0, p), result)
-    return total(result)
-
-
-@shared
-def norm(rows, numbers):  # type: ignore[no-untyped-def]
-    """Frobenius norm."""
-    return math.sqrt(inner_product(rows, rows, numbers))
-
-
-@kernel
-def combine(one, factor, other, result, numbers):  # type: ignore[no-untyped-def]
-    """``result = one + factor other``."""
-    stay_apart()
-    for p in range(0, numbers, WIDTH):
-        store(result, 0, p, fma(splat(factor), load(other, 0, p), load(one, 0, p)))
-
-
-@kernel
-def copy(source, target, numbers):  # type: ignore[no-untyped-def]
-    """``target = source``."""
-    stay_apart()
-    for p in range(0, numbers, WIDTH):
-        store(target, 0, p, load(source, 0, p))
 
 
 @kernel

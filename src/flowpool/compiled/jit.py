@@ -54,7 +54,26 @@ class _PartCompiler(CompilerBase):
 
     def define_pipelines(self) -> list[Any]:
         self.state.library = _Part(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-        return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
+        pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        pipeline.passes = [entry for entry in pipeline.passes if entry[0].__name__ not in _NEEDLESS]
+        return [pipeline]
+
+
+# Passes for what no part uses: closures, context managers, arrays as a whole, lists, branches on types, generated code.
+_NEEDLESS = {
+    "DeadBranchPrune",
+    "FindLiterallyCalls",
+    "GenericRewrites",
+    "InlineClosureLikes",
+    "InlineInlinables",
+    "InlineOverloads",
+    "LiteralUnroll",
+    "MakeFunctionToJitFunction",
+    "NopythonRewrites",
+    "RewriteDynamicRaises",
+    "RewriteSemanticConstants",
+    "WithLifting",
+}
 
 
 _PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _PartCompiler}

@@ -12,6 +12,7 @@ from flowpool.compiled.lanes import WIDTH, exponential, fma, load, multiply, spl
 from flowpool.compiled.linear import factorise, padded, row_total, substitute
 from flowpool.compiled.rows import stay_apart
 from flowpool.compiled.transport import FARTHEST, MAX_ITERATIONS, ROUNDING, marginal_error
+from flowpool.compiled.vectors import combine, copy, fill
 
 MAX_STALLED = 20
 
@@ -47,9 +48,8 @@ def solve_self_transport(points, dimension, count, point_masses, epsilon, potent
     for i in range(count):
         for k in range(0, end, WIDTH):
             store(work.self_gibbs, i, k, exponential(load(work.self_gibbs, i, k)))
-    for i in range(count):
-        work.scaling[0, i] = 1.0
-        work.shift[0, i] = 0.0
+    fill(work.scaling, 1.0, end)
+    fill(work.shift, 0.0, end)
     for i in range(count, end):
         work.scaling[0, i] = 0.0
         work.step[0, i] = 0.0
@@ -65,9 +65,9 @@ def solve_self_transport(points, dimension, count, point_masses, epsilon, potent
             for k in range(0, end, WIDTH):
                 store(work.small, i, k, load(work.self_plan, i, k))
             work.small[i, i] += work.self_rows[0, i]
-            work.right[0, i] = point_masses[0, i] - work.self_rows[0, i]
-            work.old_scaling[0, i] = work.scaling[0, i]
-            work.old_rows[0, i] = work.self_rows[0, i]
+        combine(point_masses, -1.0, work.self_rows, work.right, end)
+        copy(work.scaling, work.old_scaling, end)
+        copy(work.self_rows, work.old_rows, end)
         previous = error
         better = factorise(work.small, count, work.inverse)
         if better:
@@ -85,9 +85,7 @@ def solve_self_transport(points, dimension, count, point_masses, epsilon, potent
                 work.scaling[0, i] = work.old_scaling[0, i] * math.exp(work.step[0, i])
             self_plan(count, work.self_gibbs, work.scaling, work.self_plan, work.self_rows)
             error = marginal_error(point_masses, work.self_rows, count)
-        for i in range(count):
-            work.shift[0, i] += work.step[0, i]
+        combine(work.shift, 1.0, work.step, work.shift, end)
         stalled = 0 if error < 0.9 * previous else stalled + 1
-    for i in range(count):
-        potential[0, i] += epsilon * work.shift[0, i]
+    combine(potential, epsilon, work.shift, potential, end)
     return error

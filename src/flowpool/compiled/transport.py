@@ -25,6 +25,7 @@ from flowpool.compiled.lanes import (
 )
 from flowpool.compiled.linear import factorise, padded, row_products, row_total, substitute
 from flowpool.compiled.rows import stay_apart
+from flowpool.compiled.vectors import combine, copy, fill, largest
 
 MAX_ITERATIONS = 200
 LOOSE = 0.03  # marginal error at which a stage of the cold start is good enough
@@ -157,9 +158,8 @@ def solve_transport(  # type: ignore[no-untyped-def]
         if fresh:
             scale_rows(dimension, points, count, potential, stage, work.scaled)
             gibbs(nodes, length, hull, dimension, count, work.scaled, work.gibbs, work.old_sums)
-            for i in range(end):
-                work.scaling[0, i] = 1.0
-                work.shift[0, i] = 0.0
+            fill(work.scaling, 1.0, end)
+            fill(work.shift, 0.0, end)
             marginals(
                 masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows
             )
@@ -170,8 +170,7 @@ def solve_transport(  # type: ignore[no-untyped-def]
         if error <= target and stage <= epsilon:
             break
         if stage > epsilon and error <= LOOSE:
-            for i in range(count):
-                potential[0, i] += stage * work.shift[0, i]
+            combine(potential, stage, work.shift, potential, end)
             stage = max(STAGE * stage, epsilon)
             fresh = True
             continue
@@ -183,35 +182,26 @@ def solve_transport(  # type: ignore[no-untyped-def]
             for i in range(count):
                 work.small[i, i] += damping * error * point_masses[0, i]
             newton = factorise(work.small, count, work.inverse)
-        for i in range(count):
-            work.right[0, i] = point_masses[0, i] - work.rows[0, i]
+        combine(point_masses, -1.0, work.rows, work.right, end)
         if newton:
             substitute(work.small, count, work.inverse, work.right, work.step, 0)
         else:
             for i in range(count):
                 work.step[0, i] = math.log(point_masses[0, i] / max(work.rows[0, i], 1e-300))
-        longest = 0.0
-        farthest = 0.0
-        for i in range(count):
-            work.trial_shift[0, i] = work.shift[0, i] + work.step[0, i]
-            longest = max(longest, abs(work.step[0, i]))
-            farthest = max(farthest, abs(work.trial_shift[0, i]))
-        if not longest <= FARTHEST:
+        combine(work.shift, 1.0, work.step, work.trial_shift, end)
+        if largest(work.step, count) > FARTHEST:
             damping *= 10.0
             served = False
             continue
-        if farthest > FARTHEST:
+        if largest(work.trial_shift, count) > FARTHEST:
             # The scalings would leave the range of numbers: absorb them into the potential and form K again.
-            for i in range(count):
-                potential[0, i] += stage * work.shift[0, i]
+            combine(potential, stage, work.shift, potential, end)
             fresh = True
             continue
-        for i in range(count):
-            work.old_scaling[0, i] = work.scaling[0, i]
+        copy(work.scaling, work.old_scaling, end)
         for i in range(0, end, WIDTH):
             store(work.scaling, 0, i, exponential(load(work.trial_shift, 0, i)))
-        for j in range(0, length, WIDTH):
-            store(work.old_sums, 0, j, load(work.sums, 0, j))
+        copy(work.sums, work.old_sums, length)
         marginals(masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows)
         trial = marginal_error(point_masses, work.rows, count)
         better = trial <= error / 2
@@ -230,17 +220,14 @@ def solve_transport(  # type: ignore[no-untyped-def]
                         change -= masses[0, j] * math.log(work.sums[0, j] / work.old_sums[0, j])
                 better = change >= 0.0
         if better:
-            for i in range(count):
-                work.shift[0, i] = work.trial_shift[0, i]
+            copy(work.trial_shift, work.shift, end)
             error = trial
             damping *= 0.3
         else:
-            for i in range(count):
-                work.scaling[0, i] = work.old_scaling[0, i]
+            copy(work.old_scaling, work.scaling, end)
             marginals(
                 masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows
             )
             damping *= 10.0
-    for i in range(count):
-        potential[0, i] += stage * work.shift[0, i]
+    combine(potential, stage, work.shift, potential, end)
     return error

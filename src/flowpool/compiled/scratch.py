@@ -141,6 +141,7 @@ WORK = Table(
     flat_solution=ROWS,
     double=_tangent(ROWS),
     single=_tangent(SINGLES),
+    columns=ROWS,  # X^T, (Q, M)
 )
 
 # Where the places of each table begin.
@@ -205,7 +206,8 @@ def place_work(places, used, count, length, dimension, lead):  # type: ignore[no
     used = reserve(places, WORK_FIRST + 51, 1, used, count, dimension + 1)
     used = reserve(places, WORK_FIRST + 52, 3, used, count, (length + 1) // 2)
     used = reserve(places, WORK_FIRST + 55, 1, used, 1, (length + 1) // 2)
-    return reserve(places, WORK_FIRST + 56, 1, used, count, dimension // 2 + 1)
+    used = reserve(places, WORK_FIRST + 56, 1, used, count, dimension // 2 + 1)
+    return reserve(places, WORK_FIRST + 57, 1, used, dimension, count)
 
 
 @shared

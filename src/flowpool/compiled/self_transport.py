@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from flowpool.compiled.jit import kernel
-from flowpool.compiled.lanes import WIDTH, exponential, fma, load, multiply, splat, store, subtract, total
+from flowpool.compiled.lanes import WIDTH, add, exponential, fma, load, multiply, splat, store, subtract
 from flowpool.compiled.linear import factorise, padded, row_total, substitute
 from flowpool.compiled.rows import stay_apart
 from flowpool.compiled.transport import FARTHEST, MAX_ITERATIONS, ROUNDING, marginal_error
@@ -19,7 +19,7 @@ MAX_STALLED = 20
 
 @kernel
 def self_plan(count, kernel_rows, scaling, plan, rows):  # type: ignore[no-untyped-def]
-    """Fills Q and its row sums; columns beyond M are zero because their scaling is."""
+    """Fills Q and its row sums; columns beyond M are zero as in the kernel."""
     end = padded(count)
     for i in range(count):
         factor = splat(scaling[0, i])
@@ -33,25 +33,23 @@ def solve_self_transport(points, dimension, count, point_masses, epsilon, potent
     """Marginal error reached; ``potential`` h, Q and its row sums are brought up to date."""
     stay_apart()
     end = padded(count)
-    for i in range(count):
-        for k in range(end):
-            work.self_gibbs[i, k] = -700.0
-        for k in range(i + 1):
-            square = splat(0.0)
-            for c in range(0, padded(dimension), WIDTH):
-                apart = subtract(load(points, i, c), load(points, k, c))
-                square = fma(apart, apart, square)
-            work.self_gibbs[i, k] = (potential[0, i] + potential[0, k] - total(square)) / epsilon
-    for i in range(count):
-        for k in range(i + 1, count):
-            work.self_gibbs[i, k] = work.self_gibbs[k, i]
+    columns, kernel_rows = work.columns, work.self_gibbs
+    for k in range(count):
+        for e in range(dimension):
+            columns[e, k] = points[k, e]
     for i in range(count):
         for k in range(0, end, WIDTH):
-            store(work.self_gibbs, i, k, exponential(load(work.self_gibbs, i, k)))
+            square = splat(0.0)
+            for e in range(dimension):
+                apart = subtract(splat(points[i, e]), load(columns, e, k))
+                square = fma(apart, apart, square)
+            height = subtract(add(splat(potential[0, i]), load(potential, 0, k)), square)
+            store(kernel_rows, i, k, exponential(multiply(splat(1.0 / epsilon), height)))
+        for k in range(count, end):
+            kernel_rows[i, k] = 0.0
     fill(work.scaling, 1.0, end)
     fill(work.shift, 0.0, end)
     for i in range(count, end):
-        work.scaling[0, i] = 0.0
         work.step[0, i] = 0.0
 
     target = max(tolerance, ROUNDING)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flowpool import costs, sinkhorn
 from flowpool.costs import CostFunction, Geometry
-from flowpool.leading import leading_directions
+from flowpool.leading import Directions, leading_directions
 from flowpool.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan, SelfTransport, Transport
 
 
@@ -94,8 +94,8 @@ class Energy:
         return Scales(centre, variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None])
 
     @cached_property
-    def leading(self) -> Tensor:
-        """Directions in which the nodes vary most, ``(B, K, D)``: see :func:`flowpool.leading.leading_directions`."""
+    def leading(self) -> Directions:
+        """Directions in which the nodes vary most."""
         centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]
         return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution)
 

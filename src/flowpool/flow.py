@@ -242,6 +242,8 @@ def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descen
     taken, there = jump.taken | slide.taken, _either(jump.taken, jump.there, slide.there, rounds)
     lost = taken & ~_norm(there.gradient).isfinite()
     done = jump.taken & ((jump.residual <= tolerance) | (way.steps >= max_steps))
+    # Where no step of any length is of use and the gradient is just noise of the inner problems, this is the end.
+    resting = wanted & ~slide.taken & (slide.step < SLOW) & (_norm(here.gradient) <= TIGHTEST * energy.scales.radius)
     settled = first.settled & jump.settled & slide.settled | (rounds is None)  # then nothing better can be had
     following = _Descent(
         _either(taken, there, here, rounds),
@@ -252,7 +254,7 @@ def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descen
         jump.taken,
         ~taken & (way.tried | jump.tried),
         jump.left,
-        ~(done | jump.capped | lost),
+        ~(done | jump.capped | lost | resting),
         way.stuck,
     )
     return _either(way.going & settled, following, way, rounds)._replace(stuck=way.going & ~settled)

@@ -24,6 +24,7 @@ _WORTH_FORMING = 96  # largest M D for which that is quicker than products in cl
 _CG_TOLERANCE = 1e-10
 _CG_ROUNDS = 4  # iterations of conjugate gradients for each round of an inner problem
 NULL = 1e-9  # eigenvalues below this, relative to the Hessian's scale 2 a_i, are zero: noise of the inner solves
+_OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, and what it makes of the model's precision
 _FILTER = 1e-7  # the same for a Newton step, which must not take noise for curvature
 
 
@@ -86,8 +87,9 @@ class Factorised(NamedTuple):
 class Leading(NamedTuple):
     """The Hessian in the leading directions of the nodes."""
 
-    directions: Tensor  # (B, K, D), orthonormal, or zero where a cloud has fewer
+    basis: Tensor  # (B, K, D), E: orthonormal, or zero where a cloud has fewer
     matrix: Tensor  # (B, M K, M K), its lower triangle at least
+    whole: Tensor  # (B,) bool, they span the hull and the points lie in it
 
 
 class Model(NamedTuple):
@@ -100,20 +102,28 @@ class Model(NamedTuple):
     """
 
     others: Tensor  # (B, M, M), factor of 2 Q + shift
-    directions: Tensor | None  # (B, K, D), E
     block: Tensor | None  # (B, M K, M K), factor of the block, shifted as well
-    exists: Tensor  # (B,) bool, the block is positive definite, as it must be where H is
+    leading: Leading | None
+    exists: Tensor  # (B,) bool, the model is positive definite, as it must be where H is
     flattest: Tensor  # (B,), smallest pivot
+
+    def suffices(self, precision: Tensor | float) -> Tensor:
+        """Where nothing but the model is needed for this precision, ``(B,)`` bool.
+
+        Where the minimiser is hardly isolated, what points outside the hull add to H may even do harm.
+        """
+        whole = torch.zeros_like(self.exists) if self.leading is None else self.leading.whole
+        return whole & (precision > _OUTSIDE)
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution for the right-hand side ``(B, M, D)``."""
         solution = torch.cholesky_solve(right, self.others)
-        if self.directions is None or self.block is None:
+        if self.leading is None or self.block is None:
             return solution
-        across = self.directions.transpose(-1, -2)
+        across = self.leading.basis.transpose(-1, -2)
         inside = right @ across  # (B, M, K)
         leading = torch.cholesky_solve(inside.flatten(1).unsqueeze(-1), self.block).view_as(inside)
-        return torch.baddbmm(solution, leading - solution @ across, self.directions)
+        return torch.baddbmm(solution, leading - solution @ across, self.leading.basis)
 
 
 class Iterated(NamedTuple):
@@ -129,6 +139,7 @@ class Iterated(NamedTuple):
             torch.where(self.model.exists[:, None, None], right, 0.0),
             self.model.solve,
             effort,
+            self.model.suffices(effort.precision),
         )
         return found._replace(definite=found.definite & self.model.exists)
 
@@ -165,7 +176,7 @@ class Hessian:
             return Model(others, None, None, exists, flattest)
         block, block_exists, block_flattest = _factorised(self.leading.matrix, ridge)
         flattest = torch.minimum(flattest, block_flattest)
-        return Model(others, self.leading.directions, block, exists & block_exists, flattest)
+        return Model(others, block, self.leading, exists & block_exists, flattest)
 
     @cached_property
     def plain(self) -> System:
@@ -185,7 +196,13 @@ class Hessian:
         """
         found = self.plain.solve(gradient, effort)
         if isinstance(self.plain, Iterated):
-            return found._replace(flattest=torch.minimum(found.flattest, self.plain.model.flattest))
+            model, step = self.plain.model, found.solution
+            known = model.suffices(effort.precision)
+            if effort.rounds is not None or bool(known.any()):
+                # The model's ridge makes of noise along the zero something large; a second solution takes it out again.
+                excess = model.solve(NULL * self.unit.unsqueeze(-1) * step)
+                step = torch.where(known[:, None, None], step - excess, step)
+            return found._replace(solution=step, flattest=torch.minimum(found.flattest, model.flattest))
         doubtful = self.is_singular(found) | ~found.definite
         if effort.rounds is None and not bool(doubtful.any()):
             return found
@@ -307,9 +324,13 @@ def squared_euclidean_hessian(energy: Energy, solved: Evaluation) -> Tensor:
 
 def leading_hessian(energy: Energy, solved: Evaluation) -> Leading:
     """The Hessian for ``|x - y|^2`` in the leading directions: that of the projected clouds with the plans at hand."""
-    across = energy.leading.transpose(-1, -2)
+    basis, spanned = energy.leading
+    across = basis.transpose(-1, -2)
     projected = replace(energy, nodes=energy.nodes @ across)
-    return Leading(energy.leading, squared_euclidean_hessian(projected, solved._replace(points=solved.points @ across)))
+    matrix = squared_euclidean_hessian(projected, solved._replace(points=solved.points @ across))
+    centred = solved.points - energy.scales.centre
+    outside = (centred - centred @ across @ basis).square().sum(-1).amax(-1).sqrt()
+    return Leading(basis, matrix, spanned & (outside <= _OUTSIDE * energy.epsilon / energy.scales.radius))
 
 
 def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -396,6 +417,7 @@ def conjugate_gradients(
     right: Tensor,
     precondition: Callable[[Tensor], Tensor],
     effort: Effort = _PRECISE,
+    known: Tensor | None = None,
 ) -> Solved:
     """Solution of a batch of symmetric systems.
 
@@ -404,6 +426,7 @@ def conjugate_gradients(
         right: ``(B, M, D)``.
         precondition: something like its inverse, positive definite.
         effort: when to stop.
+        known: where ``precondition`` is as good as the inverse, ``(B,)`` bool.
 
     Started at zero, it gives the minimum-norm solution where the matrix is singular.
     """
@@ -413,15 +436,19 @@ def conjugate_gradients(
         precision = precision[:, None, None]
     reach = torch.inf if longest is None else longest.square()[:, None, None]
     solution, residual = torch.zeros_like(right), right
-    direction = precondition(residual)
+    at_once = direction = precondition(residual)
     strength = _inner(residual, direction)  # (B, 1, 1)
     goal = precision**2 * strength
+    sought = goal > 0  # no solution is sought without a right-hand side
     if guess is not None:
         solution, residual = guess, right - product(guess)
         direction = precondition(residual)
         strength = _inner(residual, direction)
+    if known is not None:
+        solution = torch.where(known[:, None, None], at_once, solution)
+        sought = sought & ~known[:, None, None]
     flattest = torch.full_like(strength, torch.inf)
-    active = strength > goal
+    active = (strength > goal) & sought
     for _ in range(most):
         if rounds is None and not bool(active.any()):
             break
@@ -435,7 +462,7 @@ def conjugate_gradients(
         following = _inner(residual, preconditioned)
         direction = torch.where(active, torch.addcmul(preconditioned, following / strength, direction), direction)
         strength = torch.where(active, following, strength)
-        active = (strength > goal) & (flattest > 0) & (_inner(solution, solution) <= reach)
+        active = active & (strength > goal) & (flattest > 0) & (_inner(solution, solution) <= reach)
     return Solved(solution, *(x.view(-1) for x in (flattest > 0, flattest.clamp_min(0.0), ~active)))
 
 

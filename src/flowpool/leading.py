@@ -6,10 +6,19 @@ Along all others the nodes hardly matter to the plans, and the Hessian is close 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from flowpool.schedule import LEADING, MOST_LEADING
+
+
+class Directions(NamedTuple):
+    """The leading directions of a batch of clouds."""
+
+    basis: Tensor  # (B, K, D), orthonormal; a cloud that needs fewer has rows of zeros for the others
+    spanned: Tensor  # (B,) bool, whether they are all directions of the hull of the nodes
 
 
 def hull_tolerance(resolution: float) -> float:
@@ -24,8 +33,8 @@ def hull_tolerance(resolution: float) -> float:
 @torch.no_grad()
 def leading_directions(
     nodes: Tensor, masses: Tensor, epsilon: Tensor, num_points: int, resolution: float = 0.0
-) -> Tensor:
-    """Orthonormal directions ``(B, K, D)``; a cloud that needs fewer has rows of zeros for the others.
+) -> Directions:
+    """The directions in which each cloud varies most.
 
     All directions of a hull that has at most :data:`~flowpool.schedule.MOST_LEADING` / M; else as many, and no more than
     leave a variance of :data:`~flowpool.schedule.LEADING` epsilon. They are those of Gram-Schmidt on the nodes, the
@@ -43,7 +52,7 @@ def leading_directions(
     rest = torch.where((masses > 0).unsqueeze(-1), nodes, 0.0)  # what is left of the nodes outside the hull so far
     square = rest.square().sum(-1)  # (B, N)
     nothing = hull_tolerance(resolution) ** 2 * square.amax(-1)  # (B,)
-    directions = nodes.new_zeros(batch, most, dim)
+    basis = nodes.new_zeros(batch, most, dim)
     needed = torch.ones(batch, most, dtype=torch.bool, device=nodes.device)
     for k in range(most):
         if k > 0:
@@ -51,11 +60,11 @@ def leading_directions(
         farthest = square.argmax(-1)[:, None, None].expand(-1, 1, dim)
         candidate = rest.gather(1, farthest)  # (B, 1, D)
         for _ in range(2):  # twice is enough to be orthogonal to rounding
-            candidate = candidate - candidate @ directions.transpose(-1, -2) @ directions
+            candidate = candidate - candidate @ basis.transpose(-1, -2) @ basis
         length = candidate.square().sum((-1, -2))
         unit = torch.where((length > nothing)[:, None, None], candidate / length.sqrt()[:, None, None], 0.0)
-        directions[:, k] = unit.squeeze(1)
+        basis[:, k] = unit.squeeze(1)
         rest = rest - (rest @ unit.transpose(-1, -2)) * unit
         square = rest.square().sum(-1)
     spanned = square.amax(-1) <= nothing
-    return torch.where((needed | spanned[:, None]).unsqueeze(-1), directions, 0.0)
+    return Directions(torch.where((needed | spanned[:, None]).unsqueeze(-1), basis, 0.0), spanned)

@@ -336,7 +336,10 @@ def _jump(
     rest = curvature.newton(torch.where(taken[:, None, None], there.gradient, 0.0), Effort(ROUGH, rounds))
     residual = torch.where(taken, _norm(rest.solution) / radius, length)
     settled = newton.settled & (~wanted | there.settled & rest.settled)
-    return _Jump(there, hopeful, taken, capped, rest.solution, residual, singular, settled)
+    left = torch.where(
+        taken[:, None, None], rest.solution, 0.0
+    )  # a model that does not exist would leave NaN elsewhere
+    return _Jump(there, hopeful, taken, capped, left, residual, singular, settled)
 
 
 class _Slide(NamedTuple):

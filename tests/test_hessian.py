@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
-from helpers import random_pair
+from helpers import random_pair, simplex
 
-from flowpool import costs, hessian
+from flowpool import costs, flow, hessian
 from flowpool.divergence import make_energy
-from flowpool.hessian import Hessian, conjugate_gradients
+from flowpool.hessian import Effort, Hessian, conjugate_gradients
 
 COSTS = ["sqeuclidean", "cosine", costs.Euclidean(1.5), lambda x, y: (x - y).abs().pow(3).sum(-1)]
 IDS = ["sqeuclidean", "cosine", "power", "callable"]
@@ -89,3 +91,73 @@ def test_conjugate_gradients_reach_the_minimum_norm_solution_and_notice_negative
     saddle, _ = diagonal_hessian(1.0, 2.0, -0.5)
     anything = torch.tensor([[[0.3, 1.0, -1.0]]], dtype=torch.float64)
     assert not conjugate_gradients(saddle.product, anything, lambda w: w).definite
+
+
+def flat_clouds(debias=True, outside=0.0, num_points=4, dim=32):
+    """Points among nodes that span six of many dimensions, or a little outside; large enough for a model."""
+    generator = torch.Generator().manual_seed(3)
+    nodes = torch.randn(2, 7, dim, generator=generator, dtype=torch.float64)
+    share = torch.randn(2, num_points, 7, generator=generator, dtype=torch.float64).softmax(-1)
+    points = share @ nodes + outside * torch.randn(2, num_points, dim, generator=generator, dtype=torch.float64)
+    masses = simplex(2, 7, generator=generator)
+    energy = make_energy(points, nodes, 20.0, simplex(2, num_points, generator=generator), masses, debias=debias)
+    return energy, energy.evaluate(points)
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_the_model_is_the_hessian_where_the_points_lie_in_the_hull(debias):
+    energy, here = flat_clouds(debias)
+    modelled, formed = hessian.hessian(energy, here), hessian.hessian(energy, here, form=True)
+    assert modelled.matrix is None and modelled.leading.whole.all()
+    shift = 3 * formed.unit
+    expected = formed.shifted(shift).solve(here.gradient).solution
+    assert torch.allclose(modelled.shifted(shift).model.solve(here.gradient), expected, rtol=1e-7, atol=1e-10)
+    # It is not taken for the Hessian at other points, and not for a solution that has to be precise.
+    energy, here = flat_clouds(debias, outside=0.1)
+    modelled, formed = hessian.hessian(energy, here), hessian.hessian(energy, here, form=True)
+    assert not modelled.leading.whole.any()
+    expected = formed.shifted(shift).solve(here.gradient).solution
+    # Without debiasing the plan never sees how far outside the points are.
+    assert debias != torch.allclose(modelled.shifted(shift).model.solve(here.gradient), expected, rtol=1e-3)
+    assert torch.allclose(modelled.shifted(shift).solve(here.gradient).solution, expected, rtol=1e-7, atol=1e-10)
+
+
+def test_points_a_hair_outside_the_hull_may_use_the_model_for_rough_solutions_only():
+    energy, here = flat_clouds(outside=1e-5)
+    curvature = hessian.hessian(energy, here)
+    system = curvature.shifted(curvature.unit)
+    assert curvature.leading.whole.all()
+    assert torch.equal(system.solve(here.gradient, Effort(1e-2)).solution, system.model.solve(here.gradient))
+    assert not torch.equal(system.solve(here.gradient).solution, system.model.solve(here.gradient))
+
+
+def test_the_leading_block_saves_products():
+    generator = torch.Generator().manual_seed(5)
+    nodes = torch.randn(2, 30, 24, generator=generator, dtype=torch.float64) * 0.6 ** torch.arange(24)
+    start = torch.randn(2, 8, 24, generator=generator, dtype=torch.float64)
+    energy = make_energy(start, nodes, 1.0)
+    near = 0.01 * torch.randn(2, 8, 24, generator=generator, dtype=torch.float64)
+    here = energy.evaluate(flow.follow(energy, start, 1e-6, 500).points + near)
+    curvature = hessian.hessian(energy, here)
+    counts = []
+    for leading in (curvature.leading, None):
+        calls = []
+        counted = replace(
+            curvature, leading=leading, product=lambda w, calls=calls: calls.append(1) or curvature.product(w)
+        )
+        found = counted.shifted(0.03 * curvature.unit).solve(here.gradient, Effort(1e-6))
+        assert found.definite.all() and found.settled.all()
+        counts.append(len(calls))
+    assert counts[0] <= counts[1] / 2
+
+
+def test_conjugate_gradients_use_a_guess_and_stop_at_a_length():
+    matrix, _ = diagonal_hessian(1.0, 2.0, 3.0)
+    right = torch.tensor([[[0.3, 1.0, -1.0]]], dtype=torch.float64)
+    exact = conjugate_gradients(matrix.product, right, lambda w: w).solution
+    kept = conjugate_gradients(matrix.product, right, lambda w: w, Effort(1e-3, guess=exact * (1 + 1e-5)))
+    assert torch.equal(kept.solution, exact * (1 + 1e-5)) and kept.settled.all()
+    better = conjugate_gradients(matrix.product, right, lambda w: w, Effort(guess=exact + 0.1))
+    assert torch.allclose(better.solution, exact)
+    short = conjugate_gradients(matrix.product, right, lambda w: w, Effort(longest=torch.tensor([0.01]).double()))
+    assert short.solution.norm() > 0.01 and not torch.allclose(short.solution, exact) and short.settled.all()

@@ -104,6 +104,7 @@ def buckets(problem: Problem) -> Iterator[Bucket]:
                 problem.point_masses.expand(len(chosen), num_points),
                 problem.epsilon[graphs],
                 problem.debias,
+                problem.resolution,
             )
             yield Bucket(graphs, gather, energy, torch.tensor(fresh, device=nodes.device), not alone)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flowpool import costs, sinkhorn
 from flowpool.costs import CostFunction, Geometry
+from flowpool.leading import Directions, leading_directions
 from flowpool.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan, SelfTransport, Transport
 
 
@@ -59,6 +60,7 @@ class Energy:
         point_masses: a, ``(B, M)``, positive.
         epsilon: ``(B,)``.
         debias: S_eps, or L_eps alone.
+        resolution: relative precision that the nodes were given in; finer differences are rounding.
     """
 
     geometry: Geometry
@@ -67,6 +69,7 @@ class Energy:
     point_masses: Tensor
     epsilon: Tensor
     debias: bool = True
+    resolution: float = torch.finfo(torch.float64).eps
 
     def select(self, index: Tensor) -> Energy:
         """The energies of some of the clouds."""
@@ -89,6 +92,12 @@ class Energy:
         if not self.geometry.is_squared_euclidean:
             cost = (self.masses * self.geometry.matrix(centre, self.nodes).squeeze(-2)).sum(-1)
         return Scales(centre, variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None])
+
+    @cached_property
+    def leading(self) -> Directions:
+        """Directions in which the nodes vary most."""
+        centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]
+        return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution)
 
     def evaluate(
         self,

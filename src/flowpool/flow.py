@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation, Scales
 from flowpool.entries import Record, choose, places, put, take
-from flowpool.hessian import Hessian, Solved, System, hessian
+from flowpool.hessian import Effort, Hessian, Solved, System, hessian
 from flowpool.schedule import (
     ERROR,
     FIRST_STEP,
@@ -34,15 +34,16 @@ from flowpool.schedule import (
     MOST_EXPLICIT,
     NEAR,
     PROGRESS,
+    ROUGH,
     SHORTEST,
     SLOW,
+    TIGHT,
     TIGHTEST,
     TINY,
     TINY_PROGRESS,
 )
 
 _ROUNDING = 1e-15  # gradient, in units of R, that is rounding error; no step can be judged by it any more
-_LOOSE, _TIGHT = 1e-2, 1e-3  # precision of iterative solutions: of implicit steps and lengths, of Newton steps
 
 
 class Flowed(NamedTuple):
@@ -110,6 +111,9 @@ class _Descent(NamedTuple):
     steps: Tensor  # (B,)
     residual: Tensor  # (B,)
     singular: Tensor  # (B,) bool
+    jumped: Tensor  # (B,) bool, the last step was a Newton step: the next one is, too, if it can be
+    tried: Tensor  # (B,) bool, a Newton step from here was refused
+    guess: Tensor  # (B, M, D), of the next Newton step: what the last one has left
     going: Tensor  # (B,) bool
     stuck: Tensor  # (B,) bool
 
@@ -145,7 +149,8 @@ def follow(
     first = _Race(here, torch.zeros_like(start), zero + FIRST_STEP, zero.long(), zero.long(), all_of_them, none)
     raced = _go(energy, first, partial(_race_step, max_steps, step_size), pace, keep_pairs)
     here = energy.evaluate(raced.here.points, raced.here, _newton_tolerance(energy, raced.here, tolerance))
-    second = _Descent(here, raced.step, raced.steps, zero + math.inf, none, all_of_them, none)
+    nowhere = torch.zeros_like(start)
+    second = _Descent(here, raced.step, raced.steps, zero + math.inf, none, none, none, nowhere, all_of_them, none)
     ended = _go(energy, second, partial(_descent_step, tolerance, max_steps), pace, keep_pairs)
     here, residual = ended.here, _distance(energy, ended, keep_pairs)
     return Flowed(here.points, here.xy.potential, here.self_potential, residual, ended.steps, ended.singular)
@@ -220,39 +225,67 @@ def _race_step(max_steps: int, step_size: float | None, energy: Energy, way: _Ra
 
 
 def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descent, rounds: int | None) -> _Descent:
-    """One Newton step where it is accepted, one implicit step elsewhere."""
+    """One Newton step where it is accepted, one implicit step elsewhere.
+
+    A cloud whose last step was Newton's tries another one at once; if that is refused, it slides in the next round.
+    """
     here, wide = way.here, way.step[:, None, None]
     curvature = hessian(energy, here)
     system = curvature.shifted(energy.scales.stiffness / (GAMMA * way.step[:, None]))
-    pull = torch.where(way.going[:, None, None], -here.gradient, 0.0)
-    first = system.solve(pull / (GAMMA * wide), _LOOSE, rounds)  # k1 of Rosenbrock 2
+    sliding = way.going & ~way.jumped
+    pull = torch.where(sliding[:, None, None], -here.gradient, 0.0)
+    first = system.solve(pull / (GAMMA * wide), Effort(TIGHT, rounds))  # k1 of Rosenbrock 2
 
-    jump = _jump(energy, curvature, way, GAMMA * wide * first.solution, tolerance, max_steps, rounds)
-    wanted = way.going & ~jump.taken & ~jump.capped
+    jump = _jump(energy, curvature, way, _worth_a_jump(energy, way, first, tolerance), tolerance, max_steps, rounds)
+    wanted = sliding & ~jump.taken & ~jump.capped
     slide = _slide(energy, system, way, first, wanted, tolerance, rounds)
     taken, there = jump.taken | slide.taken, _either(jump.taken, jump.there, slide.there, rounds)
     lost = taken & ~_norm(there.gradient).isfinite()
     done = jump.taken & ((jump.residual <= tolerance) | (way.steps >= max_steps))
+    # Where no step of any length is of use and the gradient is just noise of the inner problems, this is the end.
+    resting = wanted & ~slide.taken & (slide.step < SLOW) & (_norm(here.gradient) <= TIGHTEST * energy.scales.radius)
     settled = first.settled & jump.settled & slide.settled | (rounds is None)  # then nothing better can be had
     following = _Descent(
         _either(taken, there, here, rounds),
         slide.step,
-        way.steps + ~jump.capped,
+        way.steps + (jump.taken | wanted),
         torch.where(lost, math.nan, jump.residual),
         jump.singular,
-        ~(done | jump.capped | lost),
+        jump.taken,
+        ~taken & (way.tried | jump.tried),
+        jump.left,
+        ~(done | jump.capped | lost | resting),
         way.stuck,
     )
     return _either(way.going & settled, following, way, rounds)._replace(stuck=way.going & ~settled)
+
+
+def _worth_a_jump(energy: Energy, way: _Descent, first: Solved, tolerance: float) -> Tensor:
+    """Where a Newton step from here may be short enough, ``(B,)`` bool: a lower bound of its length is at hand.
+
+    ``w = (H + s)^-1 G`` is known from k1. Without the shift s it would be longer; for equal masses, where s is a number,
+    ``|H^-1 G| >= <H^-1 G, w> / |w| = |w| + s <w, H^-1 w> / |w|`` and Cauchy-Schwarz give
+    ``|w| <w, G> / (<w, G> - s |w|^2)``.
+    """
+    stiffness = energy.scales.stiffness
+    length = GAMMA * way.step * _norm(first.solution) / energy.scales.radius
+    along = -(first.solution * way.here.gradient).sum((-1, -2))
+    rest = along - stiffness[:, 0] * first.solution.square().sum((-1, -2))
+    known = (stiffness == stiffness[:, :1]).all(-1) & (rest > 0)
+    shortest = torch.where(known, 0.999 * length * along / rest, length)
+    near = (way.step >= SLOW) & (shortest < NEAR * math.sqrt(stiffness.shape[1]))
+    return ~way.tried & first.definite & ((shortest <= tolerance) | near)
 
 
 class _Jump(NamedTuple):
     """Newton steps."""
 
     there: Evaluation
+    tried: Tensor  # (B,) bool
     taken: Tensor  # (B,) bool
     capped: Tensor  # (B,) bool, the flow ends here because no further step is allowed
-    residual: Tensor  # (B,), length of the Newton step left, in units of R
+    left: Tensor  # (B, M, D), the Newton step left, roughly; zero where none was taken
+    residual: Tensor  # (B,), its length in units of R
     singular: Tensor  # (B,) bool
     settled: Tensor  # (B,) bool
 
@@ -261,7 +294,7 @@ def _jump(
     energy: Energy,
     curvature: Hessian,
     way: _Descent,
-    shorter: Tensor,
+    promising: Tensor,
     tolerance: float,
     max_steps: int,
     rounds: int | None,
@@ -272,32 +305,41 @@ def _jump(
     always is. What is left is measured with the Hessian at hand, which such a short step hardly changes.
 
     Args:
-        shorter: a step that is no longer than Newton's; it tells where that need not be tried, ``(B, M, D)``.
+        promising: where a first Newton step should be tried, ``(B,)`` bool.
     """
-    here, radius = way.here, energy.scales.radius
+    here, radius, near = way.here, energy.scales.radius, NEAR * math.sqrt(way.here.points.shape[1])
     noise = torch.where(way.singular, TIGHTEST, _ROUNDING) * radius
     last = (way.steps >= max_steps) | (_norm(here.gradient) <= noise)
-    longest = torch.where(way.step >= SLOW, NEAR * math.sqrt(here.points.shape[1]), tolerance)
-    hopeful = way.going & (last | (_norm(shorter) / radius <= longest))
-    none = torch.zeros_like(hopeful)
+    hopeful = way.going & (last | way.jumped | promising)
+    none, nowhere = torch.zeros_like(hopeful), torch.zeros_like(way.guess)
     nothing = torch.full_like(energy.epsilon, math.inf)
     if not _any(hopeful, rounds):
-        return _Jump(here, none, none, nothing, none, ~none)
-    newton = curvature.newton(torch.where(hopeful[:, None, None], here.gradient, 0.0), _TIGHT, rounds)
+        return _Jump(here, none, none, none, nowhere, nothing, none, ~none)
+    effort = Effort(
+        torch.where(way.jumped, TIGHT, ROUGH),
+        rounds,
+        torch.where(last, math.inf, max(near, tolerance) * radius),
+        way.guess,
+    )
+    newton = curvature.newton(torch.where(hopeful[:, None, None], here.gradient, 0.0), effort)
     length = torch.where(hopeful & newton.definite, _norm(newton.solution) / radius, nothing)
     singular = newton.definite & curvature.is_singular(newton)
     arrived = length <= tolerance
     capped = last & ~arrived
-    wanted = arrived | ~last & (length < longest)
+    wanted = arrived | ~last & (way.step >= SLOW) & (length < near)
     if not _any(wanted, rounds):
-        return _Jump(here, none, capped, length, singular, newton.settled)
+        return _Jump(here, hopeful, none, capped, nowhere, length, singular, newton.settled)
     target = torch.where(wanted[:, None, None], here.points - newton.solution, here.points)
     there = energy.evaluate(target, here, _newton_tolerance(energy, here, tolerance), rounds)
     progress = torch.where(length < TINY, TINY_PROGRESS, PROGRESS)
     taken = arrived | wanted & (_norm(there.gradient) < progress * _norm(here.gradient))
-    left = curvature.newton(torch.where(taken[:, None, None], there.gradient, 0.0), _LOOSE, rounds)
-    residual = torch.where(taken, _norm(left.solution) / radius, length)
-    return _Jump(there, taken, capped, residual, singular, newton.settled & (~wanted | there.settled & left.settled))
+    rest = curvature.newton(torch.where(taken[:, None, None], there.gradient, 0.0), Effort(ROUGH, rounds))
+    residual = torch.where(taken, _norm(rest.solution) / radius, length)
+    settled = newton.settled & (~wanted | there.settled & rest.settled)
+    left = torch.where(
+        taken[:, None, None], rest.solution, 0.0
+    )  # a model that does not exist would leave NaN elsewhere
+    return _Jump(there, hopeful, taken, capped, left, residual, singular, settled)
 
 
 class _Slide(NamedTuple):
@@ -327,7 +369,7 @@ def _slide(
     middle = energy.evaluate(halfway, here, inner, rounds)
     # k1 + k2 is small, and is found instead of k2.
     right = (here.gradient + middle.gradient + 2 * stiffness * first.solution) / (-GAMMA * wide)
-    both = system.solve(torch.where(usable[:, None, None], right, 0.0), _LOOSE, rounds)
+    both = system.solve(torch.where(usable[:, None, None], right, 0.0), Effort(ROUGH, rounds))
     move = wide * (first.solution + both.solution / 2)
     error = _norm(wide * both.solution / 2) / (ERROR * _extent(here.points, unit))
     usable = usable & error.isfinite()
@@ -354,7 +396,7 @@ def _distance(energy: Energy, way: _Descent, keep_pairs: bool) -> Tensor:
     here, length, shift = part.here, part.residual, 1e-9
     curvature = hessian(local, here)
     while shift <= 1e3 and bool(length.isinf().any()):
-        found = curvature.shifted(shift * curvature.unit).solve(here.gradient, _LOOSE)
+        found = curvature.shifted(shift * curvature.unit).solve(here.gradient, Effort(ROUGH))
         length = torch.where(length.isinf() & found.definite, _norm(found.solution) / local.scales.radius, length)
         shift *= 10
     return way.residual.index_copy(0, index, length)

@@ -1,14 +1,15 @@
 r"""Second derivatives of the energy in X, and linear systems with them (section 8.2 of the paper).
 
 The flow needs :math:`(H + \Lambda)^{-1} r` for its implicit steps, the backward pass :math:`H^{-1} v`. The matrix is
-formed and factorised while it is small; beyond that, conjugate gradients use products only. Nothing here but
-:meth:`Hessian.filtered` waits for a result on the host unless it is told that it may.
+formed and factorised while it is small; beyond that, conjugate gradients use products, and a :class:`Model` of the
+matrix in which only the directions that matter are formed. Nothing here but :meth:`Hessian.filtered` waits for a result
+on the host unless it is told that it may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -23,8 +24,8 @@ _WORTH_FORMING = 96  # largest M D for which that is quicker than products in cl
 _CG_TOLERANCE = 1e-10
 _CG_ROUNDS = 4  # iterations of conjugate gradients for each round of an inner problem
 NULL = 1e-9  # eigenvalues below this, relative to the Hessian's scale 2 a_i, are zero: noise of the inner solves
+_OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, and what it makes of the model's precision
 _FILTER = 1e-7  # the same for a Newton step, which must not take noise for curvature
-_MERGED = 1e-4  # lowest eigenvalue of the preconditioner, in the same unit; where points meet, Q has none
 
 
 class Solved(NamedTuple):
@@ -43,17 +44,31 @@ class Solved(NamedTuple):
     settled: Tensor
 
 
+class Effort(NamedTuple):
+    """How far an iterative solution is taken; a factorised one is exact at once.
+
+    Attributes:
+        precision: size of the rest, relative to the right-hand side and in the metric of the model, at which to stop:
+            a number, or one for each cloud, ``(B,)``.
+        rounds: see :func:`flowpool.sinkhorn.solve`.
+        longest: length of the solution from which on it is of no use, ``(B,)``.
+        guess: where to start, ``(B, M, D)``; ``None``: at zero.
+    """
+
+    precision: Tensor | float = _CG_TOLERANCE
+    rounds: int | None = None
+    longest: Tensor | None = None
+    guess: Tensor | None = None
+
+
+_PRECISE = Effort()
+
+
 class System(Protocol):
     """A batch of symmetric matrices that can be solved with."""
 
-    def solve(self, right: Tensor, precision: float = ..., rounds: int | None = ...) -> Solved:
-        """Solution for the right-hand side ``(B, M, D)``.
-
-        Args:
-            right: ``(B, M, D)``.
-            precision: relative residual that an iterative solution may leave.
-            rounds: see :func:`flowpool.sinkhorn.solve`.
-        """
+    def solve(self, right: Tensor, effort: Effort = ...) -> Solved:
+        """Solution for the right-hand side ``(B, M, D)``."""
 
 
 class Factorised(NamedTuple):
@@ -63,10 +78,52 @@ class Factorised(NamedTuple):
     exists: Tensor  # (B,) bool
     flattest: Tensor  # (B,), smallest pivot
 
-    def solve(self, right: Tensor, precision: float = 0.0, rounds: int | None = None) -> Solved:
+    def solve(self, right: Tensor, effort: Effort = _PRECISE) -> Solved:
         solution = torch.cholesky_solve(right.flatten(1).unsqueeze(-1), self.factor).view_as(right)
         definite = self.exists & (solution.abs().amax((-1, -2)) < torch.inf)
         return Solved(solution, definite, torch.where(definite, self.flattest, 0.0), torch.ones_like(definite))
+
+
+class Leading(NamedTuple):
+    """The Hessian in the leading directions of the nodes."""
+
+    basis: Tensor  # (B, K, D), E: orthonormal, or zero where a cloud has fewer
+    matrix: Tensor  # (B, M K, M K), its lower triangle at least
+    whole: Tensor  # (B,) bool, they span the hull and the points lie in it
+
+
+class Model(NamedTuple):
+    r"""What conjugate gradients take for the Hessian: a dense block for the leading directions, 2 Q for all others.
+
+    .. math:: H \approx E^\top H_{EE} E + 2 Q \otimes (I - E^\top E)
+
+    It is exact for directions outside the hull of the nodes once the points lie in it, and close for directions along
+    which the nodes vary by little against epsilon.
+    """
+
+    others: Tensor  # (B, M, M), factor of 2 Q + shift
+    block: Tensor | None  # (B, M K, M K), factor of the block, shifted as well
+    leading: Leading | None
+    exists: Tensor  # (B,) bool, the model is positive definite, as it must be where H is
+    flattest: Tensor  # (B,), smallest pivot
+
+    def suffices(self, precision: Tensor | float) -> Tensor:
+        """Where nothing but the model is needed for this precision, ``(B,)`` bool.
+
+        Where the minimiser is hardly isolated, what points outside the hull add to H may even do harm.
+        """
+        whole = torch.zeros_like(self.exists) if self.leading is None else self.leading.whole
+        return whole & (precision > _OUTSIDE)
+
+    def solve(self, right: Tensor) -> Tensor:
+        """Solution for the right-hand side ``(B, M, D)``."""
+        solution = torch.cholesky_solve(right, self.others)
+        if self.leading is None or self.block is None:
+            return solution
+        across = self.leading.basis.transpose(-1, -2)
+        inside = right @ across  # (B, M, K)
+        leading = torch.cholesky_solve(inside.flatten(1).unsqueeze(-1), self.block).view_as(inside)
+        return torch.baddbmm(solution, leading - solution @ across, self.leading.basis)
 
 
 class Iterated(NamedTuple):
@@ -74,17 +131,17 @@ class Iterated(NamedTuple):
 
     product: Callable[[Tensor], Tensor]  # without the shift
     shift: Tensor  # (B, M, 1)
-    likeness: Tensor  # (B, M, M), factor of the preconditioner
+    model: Model
 
-    def solve(self, right: Tensor, precision: float = _CG_TOLERANCE, rounds: int | None = None) -> Solved:
-        return conjugate_gradients(
+    def solve(self, right: Tensor, effort: Effort = _PRECISE) -> Solved:
+        found = conjugate_gradients(
             lambda w: torch.addcmul(self.product(w), self.shift, w),
-            right,
-            lambda w: torch.cholesky_solve(w, self.likeness),
-            precision,
-            2 * right[0].numel() if rounds is None else _CG_ROUNDS * rounds,
-            rounds is None,
+            torch.where(self.model.exists[:, None, None], right, 0.0),
+            self.model.solve,
+            effort,
+            self.model.suffices(effort.precision),
         )
+        return found._replace(definite=found.definite & self.model.exists)
 
 
 @dataclass(frozen=True)
@@ -95,24 +152,31 @@ class Hessian:
         matrix: its lower triangle at least, ``(B, M D, M D)``, or ``None`` where it is not formed.
         product: maps ``(B, M, D)`` to ``(B, M, D)``.
         unit: typical diagonal, ``(B, M)``; the unit of all shifts.
-        likeness: acts on every feature much like the Hessian, ``(B, M, M)``: the preconditioner.
+        likeness: acts on every feature much like the Hessian, ``(B, M, M)``.
+        leading: the part that is formed although the matrix is not.
     """
 
     matrix: Tensor | None
     product: Callable[[Tensor], Tensor]
     unit: Tensor
     likeness: Tensor
+    leading: Leading | None = None
 
     def shifted(self, shift: Tensor) -> System:
         """The matrix ``H + shift``, ready to be solved with; ``shift`` is per point, ``(B, M)``."""
         if self.matrix is None:
-            likeness = self.likeness + torch.diag_embed(shift + _MERGED * self.unit)
-            return Iterated(self.product, shift.unsqueeze(-1), torch.linalg.cholesky_ex(likeness)[0])
-        matrix = self.matrix.clone()
-        dim = matrix.shape[-1] // shift.shape[-1]
-        matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(dim, -1))
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        return Factorised(factor, failed == 0, factor.diagonal(dim1=-2, dim2=-1).square().amin(-1))
+            return Iterated(self.product, shift.unsqueeze(-1), self._model(shift))
+        return Factorised(*_factorised(self.matrix, shift))
+
+    def _model(self, shift: Tensor) -> Model:
+        # The ridge keeps the model definite where two points have met, or where H is singular.
+        ridge = shift + NULL * self.unit
+        others, exists, flattest = _factorised(self.likeness, ridge)
+        if self.leading is None:
+            return Model(others, None, None, exists, flattest)
+        block, block_exists, block_flattest = _factorised(self.leading.matrix, ridge)
+        flattest = torch.minimum(flattest, block_flattest)
+        return Model(others, block, self.leading, exists & block_exists, flattest)
 
     @cached_property
     def plain(self) -> System:
@@ -123,20 +187,24 @@ class Hessian:
     def _damped(self) -> System:
         return self.shifted(_FILTER * self.unit)
 
-    def newton(self, gradient: Tensor, precision: float = _CG_TOLERANCE, rounds: int | None = None) -> Solved:
+    def newton(self, gradient: Tensor, effort: Effort = _PRECISE) -> Solved:
         """Newton step ``H^-1 gradient``; ``definite`` where H is positive semi-definite.
 
         Where the minimiser is not isolated (twin nodes, more points than nodes), H has eigenvalues that are zero up to
         rounding, and :meth:`is_singular` holds. The gradient has no part along them, so there the step is the
         minimum-norm one. Conjugate gradients, which start at zero, find no other.
         """
-        found = self.plain.solve(gradient, precision, rounds)
-        if self.matrix is None:
-            points = torch.linalg.cholesky_ex(self.likeness + torch.diag_embed(NULL * self.unit))[0]
-            merged = points.diagonal(dim1=-2, dim2=-1).square().amin(-1)  # small where two points have met
-            return found._replace(flattest=torch.minimum(found.flattest, merged))
+        found = self.plain.solve(gradient, effort)
+        if isinstance(self.plain, Iterated):
+            model, step = self.plain.model, found.solution
+            known = model.suffices(effort.precision)
+            if effort.rounds is not None or bool(known.any()):
+                # The model's ridge makes of noise along the zero something large; a second solution takes it out again.
+                excess = model.solve(NULL * self.unit.unsqueeze(-1) * step)
+                step = torch.where(known[:, None, None], step - excess, step)
+            return found._replace(solution=step, flattest=torch.minimum(found.flattest, model.flattest))
         doubtful = self.is_singular(found) | ~found.definite
-        if rounds is None and not bool(doubtful.any()):
+        if effort.rounds is None and not bool(doubtful.any()):
             return found
         # H (H + shift)^-1 = 1 - shift (H + shift)^-1 takes out what is zero, and hardly touches anything else.
         rest = gradient
@@ -180,16 +248,17 @@ def hessian(energy: Energy, solved: Evaluation, form: bool = False) -> Hessian:
         if size <= min(DIRECT_LIMIT, DIRECT_LIMIT if form else _WORTH_FORMING):
             matrix = squared_euclidean_hessian(energy, solved)
             return Hessian(matrix, _matrix_product(matrix), unit, likeness)
-        return Hessian(None, PlanResponse(energy, solved).hessian_product, unit, likeness)
+        product = PlanResponse(energy, solved).hessian_product
+        return Hessian(None, product, unit, likeness, leading_hessian(energy, solved))
     with torch.enable_grad():
         points = solved.points.detach().requires_grad_()
         gradient = energy.gradient(points, solved)
 
-    def product(direction: Tensor) -> Tensor:
+    def product_by_autograd(direction: Tensor) -> Tensor:
         return torch.autograd.grad(gradient, points, direction, retain_graph=True)[0]
 
     whole = dense_by_autograd(gradient, points) if size <= DIRECT_LIMIT else None
-    return Hessian(whole, product, unit, torch.diag_embed(unit))
+    return Hessian(whole, product_by_autograd, unit, torch.diag_embed(unit))
 
 
 def dense_by_autograd(gradient: Tensor, points: Tensor) -> Tensor:
@@ -251,6 +320,25 @@ def squared_euclidean_hessian(energy: Energy, solved: Evaluation) -> Tensor:
     matrix.diagonal(dim1=1, dim2=3).add_((sharpness.unsqueeze(-1) * blocks).permute(0, 2, 3, 1))
     matrix.diagonal(dim1=2, dim2=4).add_(2 * base.unsqueeze(-1))
     return matrix.view(batch, size, size)
+
+
+def leading_hessian(energy: Energy, solved: Evaluation) -> Leading:
+    """The Hessian for ``|x - y|^2`` in the leading directions: that of the projected clouds with the plans at hand."""
+    basis, spanned = energy.leading
+    across = basis.transpose(-1, -2)
+    projected = replace(energy, nodes=energy.nodes @ across)
+    matrix = squared_euclidean_hessian(projected, solved._replace(points=solved.points @ across))
+    centred = solved.points - energy.scales.centre
+    outside = (centred - centred @ across @ basis).square().sum(-1).amax(-1).sqrt()
+    return Leading(basis, matrix, spanned & (outside <= _OUTSIDE * energy.epsilon / energy.scales.radius))
+
+
+def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cholesky factor of ``matrix + shift``, ``(B, M K, M K)``, whether it exists, and its smallest pivot."""
+    matrix = matrix.clone()
+    matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(matrix.shape[-1] // shift.shape[-1], -1))
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return factor, failed == 0, factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
 
 
 def _own(rows: Tensor, num_points: int) -> Tensor:
@@ -328,9 +416,8 @@ def conjugate_gradients(
     product: Callable[[Tensor], Tensor],
     right: Tensor,
     precondition: Callable[[Tensor], Tensor],
-    tolerance: float = _CG_TOLERANCE,
-    most: int = 1000,
-    look: bool = True,
+    effort: Effort = _PRECISE,
+    known: Tensor | None = None,
 ) -> Solved:
     """Solution of a batch of symmetric systems.
 
@@ -338,20 +425,32 @@ def conjugate_gradients(
         product: the matrix, ``(B, M, D)`` to ``(B, M, D)``.
         right: ``(B, M, D)``.
         precondition: something like its inverse, positive definite.
-        tolerance: on the residual, relative to the right-hand side, in the metric of the preconditioner.
-        most: number of iterations.
-        look: whether the host may look after each iteration if all have finished.
+        effort: when to stop.
+        known: where ``precondition`` is as good as the inverse, ``(B,)`` bool.
 
     Started at zero, it gives the minimum-norm solution where the matrix is singular.
     """
+    precision, rounds, longest, guess = effort
+    most = 2 * right[0].numel() if rounds is None else _CG_ROUNDS * rounds
+    if isinstance(precision, Tensor):
+        precision = precision[:, None, None]
+    reach = torch.inf if longest is None else longest.square()[:, None, None]
     solution, residual = torch.zeros_like(right), right
-    direction = precondition(residual)
+    at_once = direction = precondition(residual)
     strength = _inner(residual, direction)  # (B, 1, 1)
-    goal = tolerance**2 * strength
+    goal = precision**2 * strength
+    sought = goal > 0  # no solution is sought without a right-hand side
+    if guess is not None:
+        solution, residual = guess, right - product(guess)
+        direction = precondition(residual)
+        strength = _inner(residual, direction)
+    if known is not None:
+        solution = torch.where(known[:, None, None], at_once, solution)
+        sought = sought & ~known[:, None, None]
     flattest = torch.full_like(strength, torch.inf)
+    active = (strength > goal) & sought
     for _ in range(most):
-        active = (strength > goal) & (flattest > 0)
-        if look and not bool(active.any()):
+        if rounds is None and not bool(active.any()):
             break
         image = product(direction)
         curvature = _inner(direction, image)
@@ -363,9 +462,8 @@ def conjugate_gradients(
         following = _inner(residual, preconditioned)
         direction = torch.where(active, torch.addcmul(preconditioned, following / strength, direction), direction)
         strength = torch.where(active, following, strength)
-    definite = flattest > 0
-    settled = ~(definite & (strength > goal))
-    return Solved(solution, *(x.view(-1) for x in (definite, flattest.clamp_min(0.0), settled)))
+        active = active & (strength > goal) & (flattest > 0) & (_inner(solution, solution) <= reach)
+    return Solved(solution, *(x.view(-1) for x in (flattest > 0, flattest.clamp_min(0.0), ~active)))
 
 
 def _inner(one: Tensor, other: Tensor) -> Tensor:

@@ -81,7 +81,6 @@ def _normal_equations(curvature: Hessian, cotangent: Tensor, penalty: Tensor, sk
         lambda w: curvature.product(curvature.product(w)) + penalty[:, None, None] * w,
         right,
         lambda w: w / scale,
-        most=2 * right[0].numel(),
     ).solution
 
 

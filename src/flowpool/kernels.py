@@ -16,6 +16,7 @@ from flowpool import batching
 from flowpool.batching import Problem
 from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.flow import Flowed
+from flowpool.leading import hull_tolerance
 from flowpool.measures import Clouds
 
 
@@ -99,7 +100,7 @@ def solve(nodes: Tensor, given: Given, reference: Tensor, tolerance: float, max_
     frames = engine.Frames.of(table)
     start, epsilon = engine.begin(frames, first, level, given.relative)
     found = engine.solve(
-        batch, frames, start, weights, epsilon, _hull_tolerance(given.resolution), tolerance, max_steps,
+        batch, frames, start, weights, epsilon, hull_tolerance(given.resolution), tolerance, max_steps,
         torch.get_num_threads(),
     )  # fmt: skip
     points = engine.end(frames, found, tolerance, rows.dtype)
@@ -125,7 +126,7 @@ def adjoint(ended: Ended, given: Given, cotangent: Tensor, ridge: float, wanted:
     )
     found = engine.adjoint(
         engine.make_batch(rows, masses, ptr), order, engine.Frames.of(table), _feature_weights(given, rows.shape[1]),
-        inside, potential, self_potential, weights, epsilon, given.relative, _hull_tolerance(given.resolution), ridge, upstream,
+        inside, potential, self_potential, weights, epsilon, given.relative, hull_tolerance(given.resolution), ridge, upstream,
         torch.get_num_threads(), _wide_adjoint,
     )  # fmt: skip
     to_masses, to_weights = None, None
@@ -160,11 +161,6 @@ def _wide_adjoint(
     return SingularAdjoint(
         found.nodes.numpy(), found.masses.numpy(), float(found.epsilon), float(found.residual), bool(found.damped)
     )
-
-
-def _hull_tolerance(resolution: float) -> float:
-    """Distance from the hull of the nodes, relative to the farthest, that is rounding."""
-    return max(1e-10, 10 * resolution)
 
 
 def _arrays(*tensors: Tensor) -> Any:

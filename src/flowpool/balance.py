@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from flowpool.measures import Clouds
 from flowpool.ragged import arrays, can_compile, opaque, ragged_sums
-from flowpool.schedule import BALANCED, COOLING, MOST_STEPS, ROUGH, ROUNDING, WIDE
+from flowpool.schedule import BALANCED, COOLING, HALFWAY, MOST_STEPS, ROUNDING, WIDE
 
 _NOTHING = 1e-30  # keeps zero by zero away
 
@@ -96,7 +96,7 @@ def solve_in_torch(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor,
         width = step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True) + _NOTHING
         step = step * width.log1p() / width
         error = scores.shape[1] * missing.abs().amax(-1, keepdim=True)  # (B, 1); that of NaN is never too large
-        going = error > torch.where(heat > 1, ROUGH, BALANCED)
+        going = error > torch.where(heat > 1, HALFWAY, BALANCED)
         if not bool((going | (heat > 1)).any()):
             break
         cooler = (heat / COOLING).clamp(min=1)

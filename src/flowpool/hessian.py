@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation
+from flowpool.schedule import STAGE
 from flowpool.sinkhorn import schur
 
 DIRECT_LIMIT = 1024  # largest M D for which the Hessian is formed at all
@@ -89,7 +90,8 @@ class Leading(NamedTuple):
 
     basis: Tensor  # (B, K, D), E: orthonormal, or zero where a cloud has fewer
     matrix: Tensor  # (B, M K, M K), its lower triangle at least
-    whole: Tensor  # (B,) bool, they span the hull and the points lie in it
+    spanned: Tensor  # (B,) bool, they span the hull
+    whole: Tensor  # (B,) bool, and the points lie in it
 
 
 class Model(NamedTuple):
@@ -112,8 +114,11 @@ class Model(NamedTuple):
 
         Where the minimiser is hardly isolated, what points outside the hull add to H may even do harm.
         """
-        whole = torch.zeros_like(self.exists) if self.leading is None else self.leading.whole
-        return whole & (precision > _OUTSIDE)
+        if self.leading is None:
+            return torch.zeros_like(self.exists)
+        if not isinstance(precision, Tensor) and precision >= STAGE:
+            return self.leading.spanned
+        return self.leading.whole & (precision > _OUTSIDE)
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution for the right-hand side ``(B, M, D)``."""
@@ -153,7 +158,7 @@ class Hessian:
         product: maps ``(B, M, D)`` to ``(B, M, D)``.
         unit: typical diagonal, ``(B, M)``; the unit of all shifts.
         likeness: acts on every feature much like the Hessian, ``(B, M, M)``.
-        leading: the part that is formed although the matrix is not.
+        leading: its part along the leading directions of the nodes, for the model.
     """
 
     matrix: Tensor | None
@@ -162,9 +167,14 @@ class Hessian:
     likeness: Tensor
     leading: Leading | None = None
 
-    def shifted(self, shift: Tensor) -> System:
-        """The matrix ``H + shift``, ready to be solved with; ``shift`` is per point, ``(B, M)``."""
-        if self.matrix is None:
+    def shifted(self, shift: Tensor, roughly: bool = False) -> System:
+        """The matrix ``H + shift``, ready to be solved with.
+
+        Args:
+            shift: per point, ``(B, M)``.
+            roughly: a rough solution is enough, and has to be that of the compiled engine.
+        """
+        if self.matrix is None or (roughly and self.leading is not None):
             return Iterated(self.product, shift.unsqueeze(-1), self._model(shift))
         return Factorised(*_factorised(self.matrix, shift))
 
@@ -247,7 +257,8 @@ def hessian(energy: Energy, solved: Evaluation, form: bool = False) -> Hessian:
         likeness = torch.diag_embed(unit) if solved.xx is None else 2 * solved.xx.plan
         if size <= min(DIRECT_LIMIT, DIRECT_LIMIT if form else _WORTH_FORMING):
             matrix = squared_euclidean_hessian(energy, solved)
-            return Hessian(matrix, _matrix_product(matrix), unit, likeness)
+            leading = None if form else leading_hessian(energy, solved)
+            return Hessian(matrix, _matrix_product(matrix), unit, likeness, leading)
         product = PlanResponse(energy, solved).hessian_product
         return Hessian(None, product, unit, likeness, leading_hessian(energy, solved))
     with torch.enable_grad():
@@ -330,7 +341,7 @@ def leading_hessian(energy: Energy, solved: Evaluation) -> Leading:
     matrix = squared_euclidean_hessian(projected, solved._replace(points=solved.points @ across))
     centred = solved.points - energy.scales.centre
     outside = (centred - centred @ across @ basis).square().sum(-1).amax(-1).sqrt()
-    return Leading(basis, matrix, spanned & (outside <= _OUTSIDE * energy.epsilon / energy.scales.radius))
+    return Leading(basis, matrix, spanned, spanned & (outside <= _OUTSIDE * energy.epsilon / energy.scales.radius))
 
 
 def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:

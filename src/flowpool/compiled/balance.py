@@ -16,7 +16,7 @@ from flowpool.compiled.lanes import WIDTH, add, divide, exponential, fma, larger
 from flowpool.compiled.linear import padded, row_products, row_total
 from flowpool.compiled.rows import draw, part, rows_of, stay_apart
 from flowpool.compiled.threads import run
-from flowpool.schedule import BALANCED, COOLING, MOST_STEPS, ROUGH, ROUNDING, WIDE
+from flowpool.schedule import BALANCED, COOLING, HALFWAY, MOST_STEPS, ROUNDING, WIDE
 
 Array = NDArray[np.float64]
 NOTHING = 1e-30  # keeps zero by zero away
@@ -161,7 +161,7 @@ def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # 
             error = 0.0
             for i in range(count):
                 error = max(error, count * abs(1.0 / count - received[0, i]))
-            going = error > (ROUGH if heat > 1.0 else BALANCED)
+            going = error > (HALFWAY if heat > 1.0 else BALANCED)
             if math.isnan(received[0, 0]) or counter[0] < 0 or not (going or heat > 1.0):
                 break
             cooler = max(heat / COOLING, 1.0)

@@ -26,10 +26,9 @@ from flowpool.compiled.scratch import (
     single_width,
     to_single,
 )
+from flowpool.schedule import LEADING, MOST_LEADING
 
-MOST_LEADING = 64  # largest M K for which the Hessian of the K leading coordinates is formed without need
-WIDEST = 512  # the same where the whole Hessian is needed, because it is singular
-LEADING = 0.03  # variance, in units of epsilon, that the other coordinates may have together
+WIDEST = 512  # largest M K for which the Hessian of the K leading coordinates is formed where it is singular
 
 _NUMBERS = CLOUD_FIRST + CLOUD.fields["length"][0]  # place of the first number of a cloud
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from flowpool.compiled.flow import JUMPING, SLIDING
+from flowpool.compiled.flow import JUMPING
 from flowpool.compiled.hessian import prepare_factor, solve_factored
 from flowpool.compiled.jit import kernel
 from flowpool.compiled.lanes import WIDTH, load, multiply, splat, store
@@ -17,6 +17,7 @@ from flowpool.compiled.linear import factorise, padded, smallest_pivot, substitu
 from flowpool.compiled.product import hessian_product
 from flowpool.compiled.rows import stay_apart
 from flowpool.compiled.vectors import combine, copy, fill, inner_product
+from flowpool.schedule import STAGE
 
 MAX_ITERATIONS = 500
 _RIDGE = 1e-9  # keeps the model definite where two points have met
@@ -74,8 +75,8 @@ def answer(  # type: ignore[no-untyped-def]
             clock.flattest = min(clock.flattest, smallest_pivot(work.inverse, count) * count / 2.0)
     if not clock.definite:
         return
-    # An implicit step keeps its order with any matrix, and in the hull this one is the Hessian.
-    if exact or (clock.purpose == SLIDING and lead == cloud.hull):
+    # For the stages of an implicit step it is enough that the model is the Hessian in the hull.
+    if exact or (clock.precision >= STAGE and lead == cloud.hull):
         solve_model(count, dimension, lead, factor, pivots, track.right, track.solution, work)
         return
     curvature = conjugate_gradients(

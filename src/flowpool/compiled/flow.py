@@ -28,8 +28,11 @@ from flowpool.schedule import (
     MOST_EXPLICIT,
     NEAR,
     PROGRESS,
+    ROUGH,
     SHORTEST,
     SLOW,
+    STAGE,
+    TIGHT,
     TIGHTEST,
     TINY,
     TINY_PROGRESS,
@@ -51,9 +54,6 @@ _JUMP, _NEWTON, _DAMPED, _FILTERED, _TRY, _TRIED, _REST, _STAY, _DISTANCE = rang
 # Outcomes, as in flowpool.status.
 OK, MAX_STEPS, NONFINITE = 0, 3, 5
 
-# Precision of iterative solutions. An implicit step keeps its order with any matrix; most first tries of a Newton step are
-# refused, and neither they nor a length need more than one digit.
-_TIGHT, _ROUGH, _STAGE = 1e-2, 1e-1, 0.2
 _ROUNDING = 1e-15  # length of the gradient that is rounding error; no step can be judged by it any more
 _NULL = 1e-9  # eigenvalue, relative to the Hessian's scale 2 a_i, below which it is noise of the inner solves
 
@@ -258,7 +258,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             else:
                 shift = 1.0 / (GAMMA * clock.step)
                 combine(here.gradient, -1.0 - shift, here.gradient, right, numbers)
-                return ask(clock, SLIDING, shift, _STAGE, _FIRST)
+                return ask(clock, SLIDING, shift, STAGE, _FIRST)
 
         elif phase == _FIRST:
             if not clock.definite:
@@ -274,7 +274,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
         elif phase == _JUMP:
             clock.tried = True
             copy(here.gradient, right, numbers)
-            request = ask(clock, JUMPING, 0.0, _TIGHT if clock.jumped else _ROUGH, _NEWTON)
+            request = ask(clock, JUMPING, 0.0, TIGHT if clock.jumped else ROUGH, _NEWTON)
             clock.guessed = clock.jumped  # by what the last Newton step has left
             if clock.steps < max_steps and size > _ROUNDING:
                 clock.longest = max(near, tolerance)
@@ -290,7 +290,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
                 clock.length = math.inf
             elif clock.singular:
                 copy(here.gradient, right, numbers)
-                return ask(clock, JUMPING, _NULL, _TIGHT, _DAMPED)
+                return ask(clock, JUMPING, _NULL, TIGHT, _DAMPED)
 
         elif phase == _DAMPED:
             # The minimiser is not isolated: H has eigenvalues that are zero up to rounding. The filter
@@ -301,7 +301,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             clock.phase = _TRY
             if clock.definite:
                 scale_points(newton, 2.0 * _NULL, point_masses, right, count, dimension)
-                return ask(clock, JUMPING, _NULL, _TIGHT, _FILTERED)
+                return ask(clock, JUMPING, _NULL, TIGHT, _FILTERED)
 
         elif phase == _FILTERED:
             combine(newton, -1.0, solution, newton, numbers)
@@ -330,7 +330,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             progress = TINY_PROGRESS if clock.length < TINY else PROGRESS
             if reached < progress * size or (clock.arrived and reached < math.inf):
                 copy(there.gradient, right, numbers)
-                return ask(clock, JUMPING, clock.shift, _ROUGH, _REST)
+                return ask(clock, JUMPING, clock.shift, ROUGH, _REST)
 
         elif phase == _REST:
             arrive(clock, track, count, dimension)
@@ -349,7 +349,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
         elif phase == _STAY:
             if clock.steps >= max_steps or size <= _ROUNDING:
                 copy(here.gradient, right, numbers)
-                return ask(clock, JUMPING, _NULL, _ROUGH, _DISTANCE)
+                return ask(clock, JUMPING, _NULL, ROUGH, _DISTANCE)
             if clock.jumped:
                 clock.jumped = False
                 clock.phase = _SLIDE
@@ -367,7 +367,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             scale_points(first, -4.0 * shift, point_masses, right, count, dimension)
             combine(right, -shift, here.gradient, right, numbers)
             combine(right, -shift, there.gradient, right, numbers)
-            return ask(clock, SLIDING, shift, _STAGE, _SECOND)
+            return ask(clock, SLIDING, shift, STAGE, _SECOND)
 
         elif phase == _SECOND:
             clock.length = 0.5 * clock.step * norm(solution, numbers) / (ERROR * extent(here.points, count, numbers))
@@ -406,4 +406,4 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             if clock.definite or clock.shift > 1e2:
                 return FINISHED
             copy(here.gradient, right, numbers)
-            return ask(clock, JUMPING, 10.0 * clock.shift, _ROUGH, _DISTANCE)
+            return ask(clock, JUMPING, 10.0 * clock.shift, ROUGH, _DISTANCE)

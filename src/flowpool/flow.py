@@ -37,7 +37,6 @@ from flowpool.schedule import (
     ROUGH,
     SHORTEST,
     SLOW,
-    STAGE,
     TIGHT,
     TIGHTEST,
     TINY,
@@ -235,7 +234,7 @@ def _descent_step(tolerance: float, max_steps: int, energy: Energy, way: _Descen
     system = curvature.shifted(energy.scales.stiffness / (GAMMA * way.step[:, None]), roughly=True)
     sliding = way.going & ~way.jumped
     pull = torch.where(sliding[:, None, None], -here.gradient, 0.0)
-    first = system.solve(pull / (GAMMA * wide), Effort(STAGE, rounds))  # k1 of Rosenbrock 2
+    first = system.solve(pull / (GAMMA * wide), Effort(ROUGH, rounds))  # k1 of Rosenbrock 2
 
     jump = _jump(energy, curvature, way, _worth_a_jump(energy, way, first, tolerance), tolerance, max_steps, rounds)
     wanted = sliding & ~jump.taken & ~jump.capped
@@ -370,7 +369,7 @@ def _slide(
     middle = energy.evaluate(halfway, here, inner, rounds)
     # k1 + k2 is small, and is found instead of k2.
     right = (here.gradient + middle.gradient + 2 * stiffness * first.solution) / (-GAMMA * wide)
-    both = system.solve(torch.where(usable[:, None, None], right, 0.0), Effort(STAGE, rounds))
+    both = system.solve(torch.where(usable[:, None, None], right, 0.0), Effort(ROUGH, rounds))
     move = wide * (first.solution + both.solution / 2)
     error = _norm(wide * both.solution / 2) / (ERROR * _extent(here.points, unit))
     usable = usable & error.isfinite()

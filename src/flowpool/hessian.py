@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation
-from flowpool.schedule import STAGE
 from flowpool.sinkhorn import schur
 
 DIRECT_LIMIT = 1024  # largest M D for which the Hessian is formed at all
@@ -108,6 +107,7 @@ class Model(NamedTuple):
     leading: Leading | None
     exists: Tensor  # (B,) bool, the model is positive definite, as it must be where H is
     flattest: Tensor  # (B,), smallest pivot
+    roughly: bool  # it is enough for the model to be the Hessian in the hull
 
     def suffices(self, precision: Tensor | float) -> Tensor:
         """Where nothing but the model is needed for this precision, ``(B,)`` bool.
@@ -116,7 +116,7 @@ class Model(NamedTuple):
         """
         if self.leading is None:
             return torch.zeros_like(self.exists)
-        if not isinstance(precision, Tensor) and precision >= STAGE:
+        if self.roughly:
             return self.leading.spanned
         return self.leading.whole & (precision > _OUTSIDE)
 
@@ -175,18 +175,18 @@ class Hessian:
             roughly: a rough solution is enough, and has to be that of the compiled engine.
         """
         if self.matrix is None or (roughly and self.leading is not None):
-            return Iterated(self.product, shift.unsqueeze(-1), self._model(shift))
+            return Iterated(self.product, shift.unsqueeze(-1), self._model(shift, roughly))
         return Factorised(*_factorised(self.matrix, shift))
 
-    def _model(self, shift: Tensor) -> Model:
+    def _model(self, shift: Tensor, roughly: bool) -> Model:
         # The ridge keeps the model definite where two points have met, or where H is singular.
         ridge = shift + NULL * self.unit
         others, exists, flattest = _factorised(self.likeness, ridge)
         if self.leading is None:
-            return Model(others, None, None, exists, flattest)
+            return Model(others, None, None, exists, flattest, roughly)
         block, block_exists, block_flattest = _factorised(self.leading.matrix, ridge)
         flattest = torch.minimum(flattest, block_flattest)
-        return Model(others, block, self.leading, exists & block_exists, flattest)
+        return Model(others, block, self.leading, exists & block_exists, flattest, roughly)
 
     @cached_property
     def plain(self) -> System:

@@ -17,9 +17,9 @@ PROGRESS = 0.3  # factor by which a Newton step must reduce the gradient
 TINY, TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly, as it does at merging points
 TIGHTEST = 1e-13  # marginal error of the inner problems at the end
 
-# Precision of iterative solutions. An implicit step keeps its order with any matrix, so its stages need hardly a digit.
-# Most first tries of a Newton step are refused; neither they nor a length need more than one.
-TIGHT, ROUGH, STAGE = 1e-2, 1e-1, 0.2
+# Precision of iterative solutions. An implicit step keeps its order with any matrix, and most first tries of a Newton step
+# are refused; neither they nor a length need more than one digit.
+TIGHT, ROUGH = 1e-2, 1e-1
 MOST_LEADING = 64  # largest M K for which the Hessian of the K leading directions is formed without need
 LEADING = 0.03  # variance, in units of epsilon, that the nodes may have in all other directions together
 

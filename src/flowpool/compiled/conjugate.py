@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from flowpool.compiled.flow import JUMPING
+from flowpool.compiled.flow import JUMPING, SLIDING
 from flowpool.compiled.hessian import prepare_factor, solve_factored
 from flowpool.compiled.jit import kernel
 from flowpool.compiled.lanes import WIDTH, load, multiply, splat, store
@@ -17,7 +17,6 @@ from flowpool.compiled.linear import factorise, padded, smallest_pivot, substitu
 from flowpool.compiled.product import hessian_product
 from flowpool.compiled.rows import stay_apart
 from flowpool.compiled.vectors import combine, copy, fill, inner_product
-from flowpool.schedule import STAGE
 
 MAX_ITERATIONS = 500
 _RIDGE = 1e-9  # keeps the model definite where two points have met
@@ -76,7 +75,7 @@ def answer(  # type: ignore[no-untyped-def]
     if not clock.definite:
         return
     # For the stages of an implicit step it is enough that the model is the Hessian in the hull.
-    if exact or (clock.precision >= STAGE and lead == cloud.hull):
+    if exact or (clock.purpose == SLIDING and lead == cloud.hull):
         solve_model(count, dimension, lead, factor, pivots, track.right, track.solution, work)
         return
     curvature = conjugate_gradients(

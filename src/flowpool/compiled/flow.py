@@ -31,7 +31,6 @@ from flowpool.schedule import (
     ROUGH,
     SHORTEST,
     SLOW,
-    STAGE,
     TIGHT,
     TIGHTEST,
     TINY,
@@ -258,7 +257,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             else:
                 shift = 1.0 / (GAMMA * clock.step)
                 combine(here.gradient, -1.0 - shift, here.gradient, right, numbers)
-                return ask(clock, SLIDING, shift, STAGE, _FIRST)
+                return ask(clock, SLIDING, shift, ROUGH, _FIRST)
 
         elif phase == _FIRST:
             if not clock.definite:
@@ -367,7 +366,7 @@ def advance(clock, track, count, dimension, point_masses, tolerance, max_steps):
             scale_points(first, -4.0 * shift, point_masses, right, count, dimension)
             combine(right, -shift, here.gradient, right, numbers)
             combine(right, -shift, there.gradient, right, numbers)
-            return ask(clock, SLIDING, shift, STAGE, _SECOND)
+            return ask(clock, SLIDING, shift, ROUGH, _SECOND)
 
         elif phase == _SECOND:
             clock.length = 0.5 * clock.step * norm(solution, numbers) / (ERROR * extent(here.points, count, numbers))

@@ -24,8 +24,8 @@ _WORTH_FORMING = 96  # largest M D for which that is quicker than products in cl
 _CG_TOLERANCE = 1e-10
 _CG_ROUNDS = 4  # iterations of conjugate gradients for each round of an inner problem
 NULL = 1e-9  # eigenvalues below this, relative to the Hessian's scale 2 a_i, are zero: noise of the inner solves
-_OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, and what it makes of the model's precision
 _FILTER = 1e-7  # the same for a Newton step, which must not take noise for curvature
+_OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact by as much
 
 
 class Solved(NamedTuple):

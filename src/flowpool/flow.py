@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation, Scales
 from flowpool.entries import Record, choose, places, put, take
-from flowpool.hessian import Effort, Hessian, Solved, System, hessian
+from flowpool.hessian import Hessian, hessian
 from flowpool.schedule import (
     ERROR,
     FIRST_STEP,
@@ -42,6 +42,7 @@ from flowpool.schedule import (
     TINY,
     TINY_PROGRESS,
 )
+from flowpool.systems import Effort, Solved, System
 
 _ROUNDING = 1e-15  # gradient, in units of R, that is rounding error; no step can be judged by it any more
 

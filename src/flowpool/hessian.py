@@ -1,9 +1,9 @@
-r"""Second derivatives of the energy in X, and linear systems with them (section 8.2 of the paper).
+r"""Second derivatives of the energy in X (section 8.2 of the paper).
 
 The flow needs :math:`(H + \Lambda)^{-1} r` for its implicit steps, the backward pass :math:`H^{-1} v`. The matrix is
-formed and factorised while it is small; beyond that, conjugate gradients use products, and a :class:`Model` of the
-matrix in which only the directions that matter are formed. Nothing here but :meth:`Hessian.filtered` waits for a result
-on the host unless it is told that it may.
+formed and factorised while it is small; beyond that, :mod:`flowpool.systems` has conjugate gradients, which use products
+and a model of the matrix in which only the directions that matter are formed. Nothing here but :meth:`Hessian.filtered`
+waits for a result on the host unless it is told that it may.
 """
 
 from __future__ import annotations
@@ -11,142 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation
 from flowpool.sinkhorn import schur
+from flowpool.systems import OUTSIDE, PRECISE, Effort, Factorised, Iterated, Leading, Model, Solved, System, factorised
 
 DIRECT_LIMIT = 1024  # largest M D for which the Hessian is formed at all
 _WORTH_FORMING = 96  # largest M D for which that is quicker than products in closed form
-_CG_TOLERANCE = 1e-10
-_CG_ROUNDS = 4  # iterations of conjugate gradients for each round of an inner problem
 NULL = 1e-9  # eigenvalues below this, relative to the Hessian's scale 2 a_i, are zero: noise of the inner solves
 _FILTER = 1e-7  # the same for a Newton step, which must not take noise for curvature
-_OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact by as much
-
-
-class Solved(NamedTuple):
-    """Solution of a batch of symmetric linear systems.
-
-    Attributes:
-        solution: ``(B, M, D)``.
-        definite: the matrix is positive definite, as far as was seen, ``(B,)`` bool.
-        flattest: smallest curvature met, ``(B,)``: a bound from above of the lowest eigenvalue.
-        settled: the precision asked for was reached, or cannot be, ``(B,)`` bool.
-    """
-
-    solution: Tensor
-    definite: Tensor
-    flattest: Tensor
-    settled: Tensor
-
-
-class Effort(NamedTuple):
-    """How far an iterative solution is taken; a factorised one is exact at once.
-
-    Attributes:
-        precision: size of the rest, relative to the right-hand side and in the metric of the model, at which to stop:
-            a number, or one for each cloud, ``(B,)``.
-        rounds: see :func:`flowpool.sinkhorn.solve`.
-        longest: length of the solution from which on it is of no use, ``(B,)``.
-        guess: where to start, ``(B, M, D)``; ``None``: at zero.
-    """
-
-    precision: Tensor | float = _CG_TOLERANCE
-    rounds: int | None = None
-    longest: Tensor | None = None
-    guess: Tensor | None = None
-
-
-_PRECISE = Effort()
-
-
-class System(Protocol):
-    """A batch of symmetric matrices that can be solved with."""
-
-    def solve(self, right: Tensor, effort: Effort = ...) -> Solved:
-        """Solution for the right-hand side ``(B, M, D)``."""
-
-
-class Factorised(NamedTuple):
-    """Matrices with their Cholesky factors."""
-
-    factor: Tensor  # (B, M D, M D)
-    exists: Tensor  # (B,) bool
-    flattest: Tensor  # (B,), smallest pivot
-
-    def solve(self, right: Tensor, effort: Effort = _PRECISE) -> Solved:
-        solution = torch.cholesky_solve(right.flatten(1).unsqueeze(-1), self.factor).view_as(right)
-        definite = self.exists & (solution.abs().amax((-1, -2)) < torch.inf)
-        return Solved(solution, definite, torch.where(definite, self.flattest, 0.0), torch.ones_like(definite))
-
-
-class Leading(NamedTuple):
-    """The Hessian in the leading directions of the nodes."""
-
-    basis: Tensor  # (B, K, D), E: orthonormal, or zero where a cloud has fewer
-    matrix: Tensor  # (B, M K, M K), its lower triangle at least
-    spanned: Tensor  # (B,) bool, they span the hull
-    whole: Tensor  # (B,) bool, and the points lie in it
-
-
-class Model(NamedTuple):
-    r"""What conjugate gradients take for the Hessian: a dense block for the leading directions, 2 Q for all others.
-
-    .. math:: H \approx E^\top H_{EE} E + 2 Q \otimes (I - E^\top E)
-
-    It is exact for directions outside the hull of the nodes once the points lie in it, and close for directions along
-    which the nodes vary by little against epsilon.
-    """
-
-    others: Tensor  # (B, M, M), factor of 2 Q + shift
-    block: Tensor | None  # (B, M K, M K), factor of the block, shifted as well
-    leading: Leading | None
-    exists: Tensor  # (B,) bool, the model is positive definite, as it must be where H is
-    flattest: Tensor  # (B,), smallest pivot
-    roughly: bool  # it is enough for the model to be the Hessian in the hull
-
-    def suffices(self, precision: Tensor | float) -> Tensor:
-        """Where nothing but the model is needed for this precision, ``(B,)`` bool.
-
-        Where the minimiser is hardly isolated, what points outside the hull add to H may even do harm.
-        """
-        if self.leading is None:
-            return torch.zeros_like(self.exists)
-        if self.roughly:
-            return self.leading.spanned
-        return self.leading.whole & (precision > _OUTSIDE)
-
-    def solve(self, right: Tensor) -> Tensor:
-        """Solution for the right-hand side ``(B, M, D)``."""
-        solution = torch.cholesky_solve(right, self.others)
-        if self.leading is None or self.block is None:
-            return solution
-        across = self.leading.basis.transpose(-1, -2)
-        inside = right @ across  # (B, M, K)
-        leading = torch.cholesky_solve(inside.flatten(1).unsqueeze(-1), self.block).view_as(inside)
-        return torch.baddbmm(solution, leading - solution @ across, self.leading.basis)
-
-
-class Iterated(NamedTuple):
-    """Matrices known by their products, for conjugate gradients."""
-
-    product: Callable[[Tensor], Tensor]  # without the shift
-    shift: Tensor  # (B, M, 1)
-    model: Model
-
-    def solve(self, right: Tensor, effort: Effort = _PRECISE) -> Solved:
-        found = conjugate_gradients(
-            lambda w: torch.addcmul(self.product(w), self.shift, w),
-            torch.where(self.model.exists[:, None, None], right, 0.0),
-            self.model.solve,
-            effort,
-            self.model.suffices(effort.precision),
-        )
-        return found._replace(definite=found.definite & self.model.exists)
 
 
 @dataclass(frozen=True)
@@ -176,15 +53,15 @@ class Hessian:
         """
         if self.matrix is None or (roughly and self.leading is not None):
             return Iterated(self.product, shift.unsqueeze(-1), self._model(shift, roughly))
-        return Factorised(*_factorised(self.matrix, shift))
+        return Factorised(*factorised(self.matrix, shift))
 
     def _model(self, shift: Tensor, roughly: bool) -> Model:
         # The ridge keeps the model definite where two points have met, or where H is singular.
         ridge = shift + NULL * self.unit
-        others, exists, flattest = _factorised(self.likeness, ridge)
+        others, exists, flattest = factorised(self.likeness, ridge)
         if self.leading is None:
             return Model(others, None, None, exists, flattest, roughly)
-        block, block_exists, block_flattest = _factorised(self.leading.matrix, ridge)
+        block, block_exists, block_flattest = factorised(self.leading.matrix, ridge)
         flattest = torch.minimum(flattest, block_flattest)
         return Model(others, block, self.leading, exists & block_exists, flattest, roughly)
 
@@ -197,7 +74,7 @@ class Hessian:
     def _damped(self) -> System:
         return self.shifted(_FILTER * self.unit)
 
-    def newton(self, gradient: Tensor, effort: Effort = _PRECISE) -> Solved:
+    def newton(self, gradient: Tensor, effort: Effort = PRECISE) -> Solved:
         """Newton step ``H^-1 gradient``; ``definite`` where H is positive semi-definite.
 
         Where the minimiser is not isolated (twin nodes, more points than nodes), H has eigenvalues that are zero up to
@@ -341,15 +218,7 @@ def leading_hessian(energy: Energy, solved: Evaluation) -> Leading:
     matrix = squared_euclidean_hessian(projected, solved._replace(points=solved.points @ across))
     centred = solved.points - energy.scales.centre
     outside = (centred - centred @ across @ basis).square().sum(-1).amax(-1).sqrt()
-    return Leading(basis, matrix, spanned, spanned & (outside <= _OUTSIDE * energy.epsilon / energy.scales.radius))
-
-
-def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cholesky factor of ``matrix + shift``, ``(B, M K, M K)``, whether it exists, and its smallest pivot."""
-    matrix = matrix.clone()
-    matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(matrix.shape[-1] // shift.shape[-1], -1))
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    return factor, failed == 0, factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
+    return Leading(basis, matrix, spanned, spanned & (outside <= OUTSIDE * energy.epsilon / energy.scales.radius))
 
 
 def _own(rows: Tensor, num_points: int) -> Tensor:
@@ -421,61 +290,3 @@ class PlanResponse:
         else:
             own = torch.bmm(self.solved.xx.plan, direction).baddbmm_(change.self_plan, self.solved.points)
         return own.baddbmm_(change.plan, self.energy.nodes, beta=2, alpha=-2)
-
-
-def conjugate_gradients(
-    product: Callable[[Tensor], Tensor],
-    right: Tensor,
-    precondition: Callable[[Tensor], Tensor],
-    effort: Effort = _PRECISE,
-    known: Tensor | None = None,
-) -> Solved:
-    """Solution of a batch of symmetric systems.
-
-    Args:
-        product: the matrix, ``(B, M, D)`` to ``(B, M, D)``.
-        right: ``(B, M, D)``.
-        precondition: something like its inverse, positive definite.
-        effort: when to stop.
-        known: where ``precondition`` is as good as the inverse, ``(B,)`` bool.
-
-    Started at zero, it gives the minimum-norm solution where the matrix is singular.
-    """
-    precision, rounds, longest, guess = effort
-    most = 2 * right[0].numel() if rounds is None else _CG_ROUNDS * rounds
-    if isinstance(precision, Tensor):
-        precision = precision[:, None, None]
-    reach = torch.inf if longest is None else longest.square()[:, None, None]
-    solution, residual = torch.zeros_like(right), right
-    at_once = direction = precondition(residual)
-    strength = _inner(residual, direction)  # (B, 1, 1)
-    goal = precision**2 * strength
-    sought = goal > 0  # no solution is sought without a right-hand side
-    if guess is not None:
-        solution, residual = guess, right - product(guess)
-        direction = precondition(residual)
-        strength = _inner(residual, direction)
-    if known is not None:
-        solution = torch.where(known[:, None, None], at_once, solution)
-        sought = sought & ~known[:, None, None]
-    flattest = torch.full_like(strength, torch.inf)
-    active = (strength > goal) & sought
-    for _ in range(most):
-        if rounds is None and not bool(active.any()):
-            break
-        image = product(direction)
-        curvature = _inner(direction, image)
-        flattest = torch.where(active, torch.minimum(flattest, curvature / _inner(direction, direction)), flattest)
-        length = (strength / curvature).masked_fill_(~(active & (curvature > 0)), 0.0)
-        solution = torch.addcmul(solution, length, direction)
-        residual = torch.addcmul(residual, length, image, value=-1)
-        preconditioned = precondition(residual)
-        following = _inner(residual, preconditioned)
-        direction = torch.where(active, torch.addcmul(preconditioned, following / strength, direction), direction)
-        strength = torch.where(active, following, strength)
-        active = active & (strength > goal) & (flattest > 0) & (_inner(solution, solution) <= reach)
-    return Solved(solution, *(x.view(-1) for x in (flattest > 0, flattest.clamp_min(0.0), ~active)))
-
-
-def _inner(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).sum((-1, -2), keepdim=True)

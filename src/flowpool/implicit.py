@@ -17,7 +17,8 @@ from torch import Tensor
 
 from flowpool.divergence import Energy, Evaluation
 from flowpool.entries import places, put, take
-from flowpool.hessian import DIRECT_LIMIT, Hessian, PlanResponse, conjugate_gradients, hessian
+from flowpool.hessian import DIRECT_LIMIT, Hessian, PlanResponse, hessian
+from flowpool.systems import conjugate_gradients
 
 _NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correction
 _LARGE_RIDGE = 1e-12  # from here on conjugate gradients cannot leave the ridge to a fallback

@@ -1,7 +1,7 @@
 """The few directions in which the nodes of a graph vary most.
 
 Along all others the nodes hardly matter to the plans, and the Hessian is close to something that is known at once: see
-:class:`flowpool.hessian.Model`.
+:class:`flowpool.systems.Model`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from flowpool import flow_pool
-from flowpool.divergence import make_energy, sinkhorn_divergence
-from flowpool.hessian import hessian
+from flowpool.core.divergence import make_energy, sinkhorn_divergence
+from flowpool.core.hessian import hessian
 from flowpool.lab.figures.memory import TensorMemory
 
 TIGHT = {"tolerance": 1e-12, "max_steps": 3000}

@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flowpool import flow, flow_pool
-from flowpool.batching import Problem, buckets
+from flowpool import flow_pool
+from flowpool.core import flow
+from flowpool.core.divergence import Energy
+from flowpool.core.measures import make_clouds
 from flowpool.costs import Geometry, SquaredEuclidean
-from flowpool.divergence import Energy
+from flowpool.engines.torch_engine import Problem, buckets
 from flowpool.lab.speed.cases import graph_case
-from flowpool.measures import make_clouds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers import mutag_clouds  # noqa: E402

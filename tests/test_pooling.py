@@ -4,8 +4,8 @@ from helpers import central_difference, mutag_clouds
 from torch.autograd import gradcheck
 
 from flowpool import Status, costs, flow_pool
-from flowpool.divergence import sinkhorn_divergence
-from flowpool.hessian import hessian
+from flowpool.core.divergence import sinkhorn_divergence
+from flowpool.core.hessian import hessian
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = torch.randn(11, 2, generator=GENERATOR, dtype=torch.float64)
@@ -147,7 +147,7 @@ def test_divergence_and_plan_are_those_of_the_points():
         assert torch.allclose(plan.sum(0), masses[0]) and torch.allclose(plan.sum(1), torch.full((3,), 1 / 3).double())
         # At X* the two barycentric maps agree: that is what a vanishing gradient says.
         cost = torch.cdist(pooled.points[graph], pooled.points[graph]) ** 2
-        from flowpool.sinkhorn import solve_self
+        from flowpool.core.sinkhorn import solve_self
 
         own_plan = solve_self(cost.unsqueeze(0), torch.full((1, 3), 1 / 3).double(), torch.tensor([0.4]).double()).plan
         assert torch.allclose(plan @ NODES[own], own_plan[0] @ pooled.points[graph], atol=1e-10)
@@ -203,7 +203,7 @@ def test_reference_and_epsilon_have_the_same_meaning_in_both_modes():
 
 def test_hessian_at_the_result_is_positive():
     pooled = flow_pool(NODES, BATCH, reference=REFERENCE, **TIGHT)
-    from flowpool.divergence import make_energy
+    from flowpool.core.divergence import make_energy
 
     for graph in range(2):
         nodes = NODES[graph == BATCH].unsqueeze(0)

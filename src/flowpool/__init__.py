@@ -1,51 +1,78 @@
-"""FlowPool: pooling graph representations with Wasserstein gradient flows."""
+"""FlowPool: a set or graph of any size as a fixed number of points that keep its distribution.
+
+Names are imported when they are first asked for, so that ``import flowpool`` itself costs nothing.
+"""
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from flowpool import costs, references
-from flowpool.pooling import Pooled, flow_pool
-from flowpool.status import Status
-from flowpool.transport import transport_pool
-
 if TYPE_CHECKING:
-    from flowpool import masses
-    from flowpool.coarsen import FlowCoarsen
-    from flowpool.layer import FlowPool, register_with_pyg
-    from flowpool.readout import FlowReadout
+    from flowpool import costs, masses, references
+    from flowpool.core.divergence import sinkhorn_divergence
+    from flowpool.nn.coarsen import Coarsened, FlowCoarsen
+    from flowpool.nn.pool import FlowPool, register_with_pyg
+    from flowpool.nn.readout import FlowReadout
+    from flowpool.pooling import flow_pool
+    from flowpool.results import Pooled
+    from flowpool.status import Status
+    from flowpool.step.pool import Received, transport_pool
+
+try:
+    __version__ = version("flowpool")
+except PackageNotFoundError:  # run from a folder that was never installed
+    __version__ = "0"
+
+# Where each public name stands; a module stands for itself.
+_PLACES = {
+    "Coarsened": "nn.coarsen",
+    "FlowCoarsen": "nn.coarsen",
+    "FlowPool": "nn.pool",
+    "FlowReadout": "nn.readout",
+    "Pooled": "results",
+    "Received": "step.pool",
+    "Status": "status",
+    "costs": "costs",
+    "flow_pool": "pooling",
+    "masses": "masses",
+    "references": "references",
+    "register_with_pyg": "nn.pool",
+    "sinkhorn_divergence": "core.divergence",
+    "transport_pool": "step.pool",
+}
 
 __all__ = [
+    "Coarsened",
     "FlowCoarsen",
     "FlowPool",
     "FlowReadout",
     "Pooled",
+    "Received",
     "Status",
     "costs",
     "flow_pool",
     "masses",
     "references",
     "register_with_pyg",
+    "sinkhorn_divergence",
     "transport_pool",
 ]
 
-# What needs torch_geometric, and the module where it stands.
-_LATER = {
-    "FlowCoarsen": "coarsen",
-    "FlowPool": "layer",
-    "FlowReadout": "readout",
-    "masses": "masses",
-    "register_with_pyg": "layer",
-}
-
 
 def __getattr__(name: str) -> Any:
-    """What needs torch_geometric, only when it is asked for."""
-    if name not in _LATER:
+    if name not in _PLACES:
         raise AttributeError(f"module 'flowpool' has no attribute {name!r}")
     try:
-        module = import_module(f"flowpool.{_LATER[name]}")
+        module = import_module(f"flowpool.{_PLACES[name]}")
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("torch_geometric"):
             raise
+        # AttributeError would let ``hasattr`` hide what is missing.
         raise ImportError(f"flowpool.{name} needs PyTorch Geometric: pip install 'flowpool[pyg]'.") from error
-    return module if name == _LATER[name] else getattr(module, name)
+    found = module if name == _PLACES[name] else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

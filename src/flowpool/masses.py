@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch_geometric.utils import degree as count
 from torch_geometric.utils import scatter, softmax
 
-from flowpool.edges import check_edges, check_within
-from flowpool.measures import checked_index
+from flowpool.core.measures import checked_index
+from flowpool.nn.edges import check_edges, check_within
 
 _ERROR = 1e-12  # of PageRank, in the sum of absolute values
 

@@ -9,21 +9,26 @@ it, and its derivative, in kernels.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from flowpool import batching, costs, engines, kernels, ops, references
-from flowpool.batching import Problem
+from flowpool import costs, references
+from flowpool.core.flow import Flowed
+from flowpool.core.frame import make_frame
+from flowpool.core.measures import Clouds, arrange, check_features, make_clouds, require_like
 from flowpool.costs import Cost, CostFunction, Geometry
-from flowpool.flow import Flowed
-from flowpool.frame import make_frame
-from flowpool.kernels import Ended, Given
-from flowpool.measures import Clouds, arrange, check_features, make_clouds, require_like
-from flowpool.record import BackwardReport, Pooled, Solution
+from flowpool.engines import choice as engines
+from flowpool.engines import compiled as kernels
+from flowpool.engines import operators as ops
+from flowpool.engines import torch_engine as batching
+from flowpool.engines.compiled import Ended, Given
+from flowpool.engines.torch_engine import Problem
+from flowpool.options import Options
+from flowpool.results import BackwardReport, Pooled, Solution
 from flowpool.status import Status
 
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
@@ -31,35 +36,6 @@ __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
 Value = TypeVar("Value")
 _UNROLLED_STEP = 0.25
 _MOST_BYTES = 2**36  # for the result and for the plan of the points with themselves
-
-
-@dataclass(frozen=True)
-class Options:
-    """How the points are found and differentiated; the arguments of the same names of :func:`flow_pool`."""
-
-    debias: bool = True
-    gradient: Literal["implicit", "unrolled", "none"] = "implicit"
-    tolerance: float = 1e-5
-    max_steps: int = 1000
-    step_size: float | None = None
-    ridge: float = 1e-18
-    engine: Literal["auto", "compiled", "torch"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.gradient not in ("implicit", "unrolled", "none"):
-            raise ValueError(f"Unknown gradient {self.gradient!r}; pass 'implicit', 'unrolled' or 'none'.")
-        if self.engine not in ("auto", "compiled", "torch"):
-            raise ValueError(f"Unknown engine {self.engine!r}; pass 'auto', 'compiled' or 'torch'.")
-        if not self.tolerance > 0 or not math.isfinite(self.tolerance):
-            raise ValueError(f"tolerance is {self.tolerance}; pass a small positive number, like 1e-5.")
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps is {self.max_steps}; pass at least 1.")
-        if self.step_size is not None and not 0 < self.step_size <= 1:
-            raise ValueError(
-                f"step_size is {self.step_size}; pass a value in (0, 1], or None to let the error choose it."
-            )
-        if not self.ridge >= 0 or not math.isfinite(self.ridge):
-            raise ValueError(f"ridge is {self.ridge}; pass a value >= 0.")
 
 
 def flow_pool(
@@ -217,7 +193,7 @@ class _KernelCall(NamedTuple):
 
 
 class _Kernels(torch.autograd.Function):
-    """:mod:`flowpool.kernels` as a function of nodes, masses, epsilon and the weights of the features."""
+    """:mod:`flowpool.engines.compiled` as a function of nodes, masses, epsilon and the weights of the features."""
 
     @staticmethod
     def forward(ctx: Any, call: _KernelCall, nodes: Tensor, *inputs: Tensor | None) -> tuple[Tensor, ...]:

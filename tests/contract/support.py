@@ -15,7 +15,7 @@ from torch import Tensor
 
 import flowpool
 from flowpool import flow_pool, references
-from flowpool.layer import FlowPool
+from flowpool.nn.pool import FlowPool
 from flowpool.pooling import BackwardReport
 
 BEYOND_COMPILED = {"cost", "debias", "point_masses", "step_size"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowpool import Status
-from flowpool.divergence import sinkhorn_divergence
+from flowpool.core.divergence import sinkhorn_divergence
 
 DTYPES = (torch.float32, torch.float64)
 REACHED = (Status.OK, Status.SINGULAR)

@@ -18,7 +18,7 @@ from flowpool import Status, costs
 
 TIGHT = 1e-11  # of the solver: far below the step of finite differences, which would otherwise see the stopping rule
 # What each engine calls once per backward pass.
-BACKWARD = {"torch": ("flowpool.batching", "adjoint"), "compiled": ("flowpool.kernels", "adjoint")}
+BACKWARD = {"torch": ("flowpool.engines.torch_engine", "adjoint"), "compiled": ("flowpool.engines.compiled", "adjoint")}
 
 
 def test_row_26_gradcheck_in_the_features(pool: Pool) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowpool import Status
-from flowpool.divergence import sinkhorn_divergence
+from flowpool.core.divergence import sinkhorn_divergence
 
 
 def test_row_40_the_number_of_threads_changes_no_bit(engine: str) -> None:

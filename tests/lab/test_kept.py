@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowpool.divergence import sinkhorn_divergence
+from flowpool.core.divergence import sinkhorn_divergence
 from flowpool.lab.backbones import propagate
 from flowpool.lab.datasets import GraphDataset, load_dataset
 from flowpool.lab.kept import cloud_pools, distances, kept_plot, kept_table, readings, write_csv

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.utils import to_dense_batch
 
-from flowpool import sinkhorn
+from flowpool.core import sinkhorn
 from flowpool.lab.backbones import build_backbone, prepare
 from flowpool.lab.datasets import GraphDataset
 from flowpool.lab.figures import style

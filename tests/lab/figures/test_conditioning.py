@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowpool.divergence import make_energy
+from flowpool.core.divergence import make_energy
 from flowpool.lab.figures import conditioning
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from flowpool import references
-from flowpool.divergence import sinkhorn_divergence
+from flowpool.core.divergence import sinkhorn_divergence
 from flowpool.lab.figures import flow
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from flowpool.divergence import make_energy
-from flowpool.flow import descend
-from flowpool.implicit import vector_jacobian
+from flowpool.core.divergence import make_energy
+from flowpool.core.flow import descend
+from flowpool.core.implicit import vector_jacobian
 from flowpool.lab.figures import vanishing
 
 

@@ -15,7 +15,7 @@ from flowpool.lab.pools.flow_free import FlowFreePool
 from flowpool.lab.pools.flow_kmeans import FlowKMeansPool
 from flowpool.lab.pools.flow_mahalanobis import FlowMahalanobisPool
 from flowpool.lab.pools.flow_step import FlowStepPool
-from flowpool.readout import FlowReadout
+from flowpool.nn.readout import FlowReadout
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = torch.randn(14, 3, generator=GENERATOR)

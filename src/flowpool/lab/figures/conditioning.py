@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flowpool.divergence import Energy, Evaluation, make_energy
-from flowpool.hessian import hessian
+from flowpool.core.divergence import Energy, Evaluation, make_energy
+from flowpool.core.hessian import hessian
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import Exhibit, Progress
 

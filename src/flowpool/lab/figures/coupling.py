@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flowpool import sinkhorn
+from flowpool.core import sinkhorn
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import Exhibit, Progress
 

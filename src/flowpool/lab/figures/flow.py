@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from flowpool import flow_pool, references
-from flowpool.divergence import make_energy, sinkhorn_divergence
-from flowpool.flow import descend
+from flowpool.core.divergence import make_energy, sinkhorn_divergence
+from flowpool.core.flow import descend
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import Exhibit, Progress
 

@@ -19,8 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flowpool import Pooled, flow_pool, hessian
-from flowpool.divergence import make_energy
+from flowpool import Pooled, flow_pool
+from flowpool.core import hessian
+from flowpool.core.divergence import make_energy
 from flowpool.lab.figures import style
 from flowpool.lab.figures.conditioning import NUM_NODES, NUM_POINTS, clouds
 from flowpool.lab.figures.exhibit import Exhibit, Progress

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flowpool import sinkhorn
+from flowpool.core import sinkhorn
+from flowpool.core.measures import make_clouds
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import Exhibit, Progress
-from flowpool.measures import make_clouds
 
 EDGES = ((0, 1), (1, 2), (2, 3), (3, 0), (2, 4), (4, 5), (4, 6))
 PLACES = ((0.0, 0.6), (0.9, 1.5), (1.8, 0.6), (0.9, -0.4), (3.9, 0.6), (4.9, 1.4), (4.9, -0.3))  # for drawing only

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from torch import Tensor
 
-from flowpool import flow_pool, references, sinkhorn
+from flowpool import flow_pool, references
+from flowpool.core import sinkhorn
 from flowpool.lab.datasets import GraphDataset, load_dataset
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import Exhibit, Progress

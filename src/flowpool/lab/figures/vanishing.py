@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flowpool import flow_pool
-from flowpool.divergence import make_energy
-from flowpool.hessian import hessian
+from flowpool.core.divergence import make_energy
+from flowpool.core.hessian import hessian
 from flowpool.lab.figures import style
 from flowpool.lab.figures.conditioning import node_jacobian
 from flowpool.lab.figures.exhibit import Exhibit, Progress

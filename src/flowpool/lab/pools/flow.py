@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowpool.lab.pools.base import Cloud, PointPool, no_loss
 from flowpool.lab.pools.dense import every_cluster
-from flowpool.layer import FlowPool as Layer
+from flowpool.nn.pool import FlowPool as Layer
 
 
 class FlowPool(PointPool):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flowpool import references
 from flowpool.lab.pools.base import Pool, Readout, graph_sizes, no_loss
-from flowpool.transport import transport_pool
+from flowpool.step.pool import transport_pool
 
 
 class FlowFreePool(Pool):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 
-from flowpool.coarsen import FlowCoarsen
 from flowpool.lab.pools.base import Pool, Readout, no_loss
-from flowpool.layer import FlowPool as Layer
+from flowpool.nn.coarsen import FlowCoarsen
+from flowpool.nn.pool import FlowPool as Layer
 
 
 class FlowHierarchyPool(Pool):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowpool import batching
-from flowpool.batching import Problem
+from flowpool.core.frame import make_frame
+from flowpool.core.measures import make_clouds
 from flowpool.costs import Geometry, SquaredEuclidean
-from flowpool.frame import make_frame
+from flowpool.engines import torch_engine as batching
+from flowpool.engines.torch_engine import Problem
 from flowpool.lab.speed.cases import Case
-from flowpool.measures import make_clouds
 
 
 @dataclass(frozen=True)

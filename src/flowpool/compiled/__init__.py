@@ -1,5 +1,0 @@
-"""The compiled engine: frames, solver and adjoint as Numba kernels, for the squared Euclidean cost on the CPU.
-
-:mod:`flowpool.compiled.engine` has its functions. Importing this package imports no Numba, and importing the engine
-compiles nothing: the first call does.
-"""

@@ -1,0 +1,280 @@
+r"""The Sinkhorn divergence and its gradient in X (sections 3.3 and 7.1 of the paper).
+
+.. math::
+    S_\varepsilon(X, Y) = L^\varepsilon_{C(X,Y)}(a, b) - \tfrac12 L^\varepsilon_{C(X,X)}(a, a)
+                        - \tfrac12 L^\varepsilon_{C(Y,Y)}(b, b)
+
+    \nabla_X S_\varepsilon = [\partial_X C(X, Y)]^\top P - \tfrac12 [\partial_X C(X, X)]^\top Q
+
+Both plans are optimal, so by the envelope theorem their own dependence on X drops out of the first derivative. It does
+not drop out of the second, which is why P and Q are differentiable here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowpool import costs
+from flowpool.core import sinkhorn
+from flowpool.core.directions import Directions, leading_directions
+from flowpool.core.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan, SelfTransport, Transport
+from flowpool.costs import CostFunction, Geometry
+
+
+class Evaluation(NamedTuple):
+    """Gradient of the energy at some points, with the transports behind it."""
+
+    points: Tensor  # (B, M, D)
+    gradient: Tensor  # (B, M, D)
+    cost: Tensor  # (B, M, N)
+    xy: Transport
+    xx: SelfTransport | None  # None when the energy is not debiased
+    settled: Tensor  # (B,) bool, whether both transports are as exact as was asked for
+
+    @property
+    def self_potential(self) -> Tensor:
+        """h, ``(B, M)``; zeros when the energy is not debiased."""
+        return torch.zeros_like(self.xy.potential) if self.xx is None else self.xx.potential
+
+
+class Scales(NamedTuple):
+    """What makes the numbers of a cloud free of units."""
+
+    centre: Tensor  # (B, 1, D), mean of the nodes
+    radius: Tensor  # (B,), R: root of the sum of their variances
+    stiffness: Tensor  # (B, M), typical curvature of the energy at a point: 2 a_i for the squared Euclidean cost
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What the flow descends: a batch of B node clouds of N nodes each, seen from M points.
+
+    Attributes:
+        geometry: the ground cost.
+        nodes: Y, ``(B, N, D)``. Rows of mass zero are padding and change nothing.
+        masses: b, ``(B, N)``.
+        point_masses: a, ``(B, M)``, positive.
+        epsilon: ``(B,)``.
+        debias: S_eps, or L_eps alone.
+        resolution: relative precision that the nodes were given in; finer differences are rounding.
+    """
+
+    geometry: Geometry
+    nodes: Tensor
+    masses: Tensor
+    point_masses: Tensor
+    epsilon: Tensor
+    debias: bool = True
+    resolution: float = torch.finfo(torch.float64).eps
+
+    def select(self, index: Tensor) -> Energy:
+        """The energies of some of the clouds."""
+        return replace(
+            self,
+            nodes=self.nodes[index],
+            masses=self.masses[index],
+            point_masses=self.point_masses[index],
+            epsilon=self.epsilon[index],
+        )
+
+    @cached_property
+    @torch.no_grad()
+    def scales(self) -> Scales:
+        """Centre, radius and stiffness of each cloud."""
+        weights = self.masses.unsqueeze(-1)
+        centre = (weights * self.nodes).sum(-2, keepdim=True)
+        variance = (weights * (self.nodes - centre).square()).sum((-1, -2))
+        cost = variance
+        if not self.geometry.is_squared_euclidean:
+            cost = (self.masses * self.geometry.matrix(centre, self.nodes).squeeze(-2)).sum(-1)
+        return Scales(centre, variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None])
+
+    @cached_property
+    def leading(self) -> Directions:
+        """Directions in which the nodes vary most."""
+        centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]
+        return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution)
+
+    def evaluate(
+        self,
+        points: Tensor,
+        warm: Evaluation | None = None,
+        tolerance: Tensor | float = 1e-12,
+        rounds: int | None = None,
+    ) -> Evaluation:
+        """The gradient at ``points``, ``(B, M, D)``, with the inner problems solved to ``tolerance``.
+
+        ``warm`` is an evaluation at nearby points. Its potential is carried along to first order,
+        ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, or a point that moves by 4 R in one step would leave the
+        potential 30 epsilon behind. ``rounds`` is for :func:`flowpool.core.sinkhorn.solve`.
+        """
+        with torch.no_grad():
+            cost = self.geometry.matrix(points, self.nodes)
+            if warm is None:
+                return self._evaluate(points, cost, None, None, tolerance, rounds)
+            potential = warm.xy.potential + (warm.xy.plan * (cost - warm.cost)).sum(-1) / self.point_masses
+            self_potential = None if warm.xx is None else warm.xx.potential
+            return self._evaluate(points, cost, potential, self_potential, tolerance, rounds)
+
+    @torch.no_grad()
+    def evaluate_from(
+        self,
+        points: Tensor,
+        potential: Tensor,
+        self_potential: Tensor | None,
+        tolerance: Tensor | float = 1e-12,
+        rounds: int | None = None,
+    ) -> Evaluation:
+        """The gradient at ``points`` with the inner problems started from given potentials ``(B, M)``."""
+        cost = self.geometry.matrix(points, self.nodes)
+        return self._evaluate(points, cost, potential, self_potential, tolerance, rounds)
+
+    def _evaluate(
+        self,
+        points: Tensor,
+        cost: Tensor,
+        potential: Tensor | None,
+        self_potential: Tensor | None,
+        tolerance: Tensor | float,
+        rounds: int | None,
+    ) -> Evaluation:
+        xy = sinkhorn.solve(cost, self.point_masses, self.masses, self.epsilon, potential, tolerance, rounds)
+        gradient = self.geometry.pull_back(xy.plan, points, self.nodes)
+        if not self.debias:
+            return Evaluation(points, gradient.detach(), cost, xy, None, xy.settled)
+        cost_xx = self.geometry.matrix(points, points)
+        xx = sinkhorn.solve_self(cost_xx, self.point_masses, self.epsilon, self_potential, tolerance, rounds)
+        gradient = gradient - self.geometry.pull_back(xx.plan, points, points)
+        return Evaluation(points, gradient.detach(), cost, xy, xx, xy.settled & xx.settled)
+
+    def gradient(self, points: Tensor, solved: Evaluation) -> Tensor:
+        """The gradient at ``points`` as a differentiable function of them and of every tensor of the energy.
+
+        Args:
+            points: ``(B, M, D)``, equal in value to ``solved.points``.
+            solved: the tightly solved evaluation there; it supplies the values of the plans.
+        """
+        cost = self.geometry.matrix(points, self.nodes)
+        plan = DifferentiablePlan.apply(cost, self.point_masses, self.masses, self.epsilon, solved.xy)
+        gradient = self.geometry.pull_back(plan, points, self.nodes)
+        if solved.xx is not None:
+            cost_xx = self.geometry.matrix(points, points)
+            plan_xx = DifferentiableSelfPlan.apply(cost_xx, self.point_masses, self.epsilon, solved.xx)
+            gradient = gradient - self.geometry.pull_back(plan_xx, points, points)
+        return gradient
+
+    def value(self, points: Tensor, solved: Evaluation) -> Tensor:
+        """What the flow descends, up to the part that does not depend on X, ``(B,)``."""
+        loss = solved.xy.value(solved.cost, self.point_masses, self.masses, self.epsilon)
+        return loss if solved.xx is None else loss - solved.xx.value(self.point_masses) / 2
+
+
+def make_energy(
+    points: Tensor,
+    nodes: Tensor,
+    epsilon: float | Tensor,
+    point_masses: Tensor | None = None,
+    masses: Tensor | None = None,
+    cost: str | CostFunction = "sqeuclidean",
+    debias: bool = True,
+) -> Energy:
+    """The energy of clouds ``(B, M, D)`` and ``(B, N, D)``, with uniform masses unless they are given."""
+    batch, num_points = points.shape[:2]
+    if point_masses is None:
+        point_masses = points.new_full((batch, num_points), 1.0 / num_points)
+    if masses is None:
+        masses = nodes.new_full(nodes.shape[:2], 1.0 / nodes.shape[1])
+    geometry = costs.bind(costs.resolve(cost), points.dtype, points.device)
+    epsilon = torch.as_tensor(epsilon, dtype=points.dtype, device=points.device).expand(batch)
+    return Energy(geometry, nodes, masses, point_masses, epsilon, debias)
+
+
+def sinkhorn_loss(
+    points: Tensor,
+    nodes: Tensor,
+    epsilon: float | Tensor,
+    point_masses: Tensor | None = None,
+    masses: Tensor | None = None,
+    cost: str | CostFunction = "sqeuclidean",
+) -> Tensor:
+    """L_eps between clouds ``(B, M, D)`` and ``(B, N, D)``, ``(B,)``; differentiable in everything.
+
+    The derivative is the envelope's: ``dL = <P, dC> + <f, da> + <g, db> - H(P) d epsilon``.
+    """
+    energy = make_energy(points, nodes, epsilon, point_masses, masses, cost)
+    matrix = energy.geometry.matrix(points, nodes)
+    with torch.no_grad():
+        a, b, eps = energy.point_masses, energy.masses, energy.epsilon
+        solved = sinkhorn.solve(matrix, a, b, eps)
+        value = solved.value(matrix, a, b, eps)
+        dual = torch.where(b > 0, solved.dual_potential(matrix, b, eps), 0.0)
+        entropy: Tensor = -torch.special.xlogy(solved.plan, solved.plan).sum((-1, -2))
+    return (
+        value
+        + (solved.plan * (matrix - matrix.detach())).sum((-1, -2))
+        + (solved.potential * (energy.point_masses - a.detach())).sum(-1)
+        + (dual * (energy.masses - b.detach())).sum(-1)
+        - entropy * (energy.epsilon - eps.detach())
+    )
+
+
+def sinkhorn_divergence(
+    points: Tensor,
+    nodes: Tensor,
+    epsilon: float | Tensor,
+    point_masses: Tensor | None = None,
+    masses: Tensor | None = None,
+    cost: str | CostFunction = "sqeuclidean",
+) -> Tensor:
+    """S_eps between clouds ``(B, M, D)`` and ``(B, N, D)``, ``(B,)``: zero for equal clouds, never negative."""
+    between = sinkhorn_loss(points, nodes, epsilon, point_masses, masses, cost)
+    own_points = sinkhorn_loss(points, points, epsilon, point_masses, point_masses, cost)
+    own_nodes = sinkhorn_loss(nodes, nodes, epsilon, masses, masses, cost)
+    return between - (own_points + own_nodes) / 2
+
+
+def divergence_gradient(
+    points: Tensor,
+    nodes: Tensor,
+    epsilon: float | Tensor,
+    point_masses: Tensor | None = None,
+    masses: Tensor | None = None,
+    cost: str | CostFunction = "sqeuclidean",
+    method: Literal["envelope", "implicit", "unrolled"] = "envelope",
+) -> Tensor:
+    """Gradient of S_eps in the points, ``(B, M, D)``, by one of three ways that agree (section 6).
+
+    Args:
+        method: ``"envelope"`` uses the plans as they are; ``"implicit"`` differentiates the primal value through the
+            optimality condition of the plans; ``"unrolled"`` through the iterations of Sinkhorn's algorithm.
+    """
+    energy = make_energy(points, nodes, epsilon, point_masses, masses, cost)
+    if method == "envelope":
+        return energy.evaluate(points).gradient
+    a, b, eps = energy.point_masses, energy.masses, energy.epsilon
+    with torch.enable_grad():
+        moved = points.detach().requires_grad_()
+        cost_xy, cost_xx = energy.geometry.matrix(moved, nodes), energy.geometry.matrix(moved, moved)
+        if method == "implicit":
+            solved = energy.evaluate(points)
+            plan = DifferentiablePlan.apply(cost_xy, a, b, eps, solved.xy)
+            plan_xx = DifferentiableSelfPlan.apply(cost_xx, a, eps, solved.xx)
+        elif method == "unrolled":
+            plan = sinkhorn.sinkhorn(cost_xy, a, b, eps, tolerance=1e-13).plan
+            plan_xx = sinkhorn.sinkhorn_self(cost_xx, a, eps, tolerance=1e-13).plan
+        else:
+            raise ValueError(f"Unknown method {method!r}; pass 'envelope', 'implicit' or 'unrolled'.")
+        value = _primal(plan, cost_xy, eps) - _primal(plan_xx, cost_xx, eps) / 2
+        (gradient,) = torch.autograd.grad(value.sum(), moved)
+    return gradient
+
+
+def _primal(plan: Tensor, cost: Tensor, epsilon: Tensor) -> Tensor:
+    # The floor keeps the slope of p log p finite at entries that are zero.
+    entropy = -(plan * plan.clamp_min(torch.finfo(plan.dtype).tiny).log()).sum((-1, -2))
+    return (plan * cost).sum((-1, -2)) - epsilon * entropy

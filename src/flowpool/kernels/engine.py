@@ -1,0 +1,423 @@
+"""The compiled engine as functions of NumPy arrays.
+
+:func:`arrange` sorts the nodes, :func:`frame` finds the frames of the graphs, :func:`begin` places the start in them,
+:func:`solve` finds the stationary points, :func:`end` hands them out, and :func:`adjoint` takes gradients back to the
+nodes as they were given. They check nothing but what would make the kernels read or write outside their arrays. What
+graphs may be given, and what becomes of the answers, is decided by :mod:`flowpool.engines.compiled`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowpool.kernels.adjoint import adjoint_graphs
+from flowpool.kernels.cloud import scratch_size
+from flowpool.kernels.flow import CLOCK
+from flowpool.kernels.frame import (
+    CLOUD,
+    SINGLE,
+    enter_frames,
+    find_frames,
+    frame_response,
+    leave_frames,
+    order_nodes,
+    place_points,
+    place_start,
+    share_masses,
+    unshare_masses,
+)
+from flowpool.kernels.machine.jit import announce
+from flowpool.kernels.machine.threads import run
+from flowpool.kernels.scratch import PLACES
+from flowpool.kernels.solve import solve_graphs
+
+if TYPE_CHECKING:
+    from flowpool.kernels.singular import SingularAdjoint
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+Floats = NDArray[np.floating]  # in the precision of the caller, float32 or float64
+_PRECISIONS = (np.dtype(np.float32), np.dtype(np.float64))
+LONG = 20_000  # nodes times points from which a call may take longer than a person waits to interrupt it
+
+FEWEST = 8192  # nodes from which a graph is read in blocks
+WIDEST = 512  # largest M D for which it is; the Hessian is formed then
+
+
+class Batch(NamedTuple):
+    """B ragged graphs: graph g owns the nodes ``ptr[g]:ptr[g + 1]``."""
+
+    nodes: Floats  # Y, ordered, (N, D)
+    masses: Array  # b, summing to one in each graph, (N,)
+    ptr: Index  # (B + 1,)
+    sizes: Index  # (B,)
+
+
+class Frames(NamedTuple):
+    """Where B graphs are solved, as :func:`flowpool.kernels.frame.find_frames` fills it; columns of one table."""
+
+    mean: Array  # (B, D)
+    scale: Array  # (B, D)
+    share: Array  # (B, D)
+    radius: Array  # (B,), R
+    unit: Array  # (B,), U
+    kind: Array  # (B,), one of those in flowpool.kernels.frame
+
+    @staticmethod
+    def of(table: Array) -> Frames:
+        """The columns of a table ``(B, 3 D + 3)``."""
+        features = table.shape[1] // 3 - 1
+        parts = (table[:, k * features : (k + 1) * features] for k in range(3))
+        return Frames(*parts, *table.T[3 * features :])
+
+
+class Solved(NamedTuple):
+    """End of the flow for each of B graphs, in its frame; zeros for those that need none.
+
+    Attributes:
+        points: X*, ``(B, M, D)``.
+        potentials: f, ``(B, M)``.
+        self_potentials: h, ``(B, M)``.
+        residual: length of the Newton step left at X*, ``(B,)``.
+        steps: ``(B,)`` int64.
+        status: 0 stationary, 3 cut off by ``max_steps``, 5 overflow, ``(B,)`` int8.
+        singular: the Hessian at X* is singular, ``(B,)`` bool.
+    """
+
+    points: Array
+    potentials: Array
+    self_potentials: Array
+    residual: Array
+    steps: Index
+    status: NDArray[np.int8]
+    singular: NDArray[np.bool_]
+
+
+class Adjoint(NamedTuple):
+    """Gradients of ``<V, X*>`` for B graphs with N nodes in all.
+
+    Attributes:
+        nodes: in the order and in the precision in which they were given, ``(N, D)``.
+        masses: of the ordered nodes, up to a constant per graph, ``(N,)``.
+        epsilon: ``(B,)``.
+        weights: ``(D,)``.
+        residual: of the linear system, relative, ``(B,)``.
+        damped: the Hessian is singular, so that the minimum-norm solution was taken, ``(B,)`` bool.
+    """
+
+    nodes: Floats
+    masses: Array
+    epsilon: Array
+    weights: Array
+    residual: Array
+    damped: NDArray[np.bool_]
+
+
+class Wide(Protocol):
+    """Who has the adjoint of one graph that has too many directions for :func:`adjoint_singular`."""
+
+    def __call__(
+        self, nodes: Array, masses: Array, points: Array, potential: Array, self_potential: Array, point_masses: Array,
+        epsilon: float, ridge: float, cotangent: Array,
+    ) -> SingularAdjoint: ...  # fmt: skip
+
+
+class _Inside(NamedTuple):
+    """Gradients in the frames of the graphs, as :func:`flowpool.kernels.adjoint.adjoint_graphs` fills it."""
+
+    nodes: Array
+    masses: Array
+    epsilon: Array
+    residual: Array
+    ok: NDArray[np.bool_]  # the Hessian is definite and the ridge a small correction; elsewhere all is zero
+
+
+def arrange(nodes: Floats, graph: Index, graphs: int) -> tuple[Index, Index]:
+    """Offsets ``(B + 1,)`` of the graphs, and the order ``(N,)`` that sorts nodes by graph and then by features.
+
+    Args:
+        nodes: ``(N, D)``.
+        graph: of each node, ``(N,)``, from 0 to B - 1.
+        graphs: B.
+    """
+    ptr = np.zeros(graphs + 1, np.int64)
+    np.cumsum(np.bincount(graph, minlength=graphs), out=ptr[1:])
+    order, spare, keys = np.empty_like(graph), np.empty_like(graph), np.empty(len(graph))
+    order_nodes(nodes, graph, ptr, _direction(nodes.shape[1]), order, spare, keys)
+    return ptr, order
+
+
+@lru_cache
+def _direction(features: int) -> Array:
+    """Any fixed direction tells different nodes apart."""
+    direction: Array = np.cos(np.arange(1.0, features + 1.0))
+    return direction
+
+
+def share(given: Floats | None, order: Index, ptr: Index) -> Array:
+    """Masses of the ordered nodes ``(N,)`` that sum to one in each graph, from ``(N,)`` in the caller's order, or equal."""
+    if given is None:
+        sizes = np.diff(ptr)
+        return np.repeat(1.0 / np.maximum(sizes, 1), sizes)
+    masses = np.empty(len(order))
+    share_masses(given, order, ptr, masses)
+    return masses
+
+
+def unshare(grad: Array, given: Floats, order: Index, ptr: Index) -> Floats:
+    """Gradient in the masses as they were given to :func:`share`."""
+    result = np.empty_like(given)
+    unshare_masses(grad, given, order, ptr, result)
+    return result
+
+
+def make_batch(nodes: Floats, masses: Array, ptr: Index) -> Batch:
+    """The batch, if its arrays fit together."""
+    if nodes.ndim != 2 or nodes.dtype not in _PRECISIONS or not nodes.flags.c_contiguous:
+        raise ValueError(
+            f"nodes has shape {nodes.shape}, dtype {nodes.dtype}, strides {nodes.strides}; expected two axes, "
+            "C-contiguous, float32 or float64."
+        )
+    _require(masses, (len(nodes),), "masses")
+    if ptr.ndim != 1 or not len(ptr) or ptr.dtype != np.int64 or not ptr.flags.c_contiguous:
+        raise ValueError(f"ptr has shape {ptr.shape} and dtype {ptr.dtype}; expected one axis of int64.")
+    sizes = np.diff(ptr)
+    if ptr[0] != 0 or ptr[-1] != len(nodes) or (len(sizes) and sizes.min() < 0):
+        raise ValueError(f"ptr must rise from 0 to {len(nodes)}, the number of nodes.")
+    return Batch(nodes, masses, ptr, sizes)
+
+
+def frame(batch: Batch, weights: Array) -> Array:
+    """The table of :class:`Frames` of all graphs, given the weights of the features in the cost, ``(D,)``."""
+    features = batch.nodes.shape[1]
+    _require(weights, (features,), "weights")
+    table = np.empty((len(batch.sizes), 3 * features + 3))
+    find_frames(batch.nodes, batch.masses, batch.ptr, weights, *Frames.of(table))
+    return table
+
+
+def begin(frames: Frames, reference: Array, epsilon: Array, relative: bool) -> tuple[Array, Array]:
+    """X^(0) ``(B, M, D)`` and epsilon ``(B,)`` in the frames, from the reference ``(M, D)`` and epsilon as given."""
+    graphs, features = frames.mean.shape
+    _require(reference, (len(reference), features), "reference")
+    _require(epsilon, (graphs,), "epsilon")
+    start, level = np.empty((graphs, *reference.shape)), np.empty(graphs)
+    place_start(reference, relative, *frames[:2], *frames[3:5], epsilon, start, level)
+    return start, level
+
+
+def end(frames: Frames, solved: Solved, tolerance: float, precision: np.dtype[Any]) -> Floats:
+    """X* outside the frames, ``(B, M, D)``; the residual and the status of :class:`Solved` become those of the caller."""
+    placed: Floats = np.empty(solved.points.shape, precision)
+    place_points(
+        solved.points, frames.mean, frames.scale, frames.kind, solved.singular, tolerance, solved.residual,
+        solved.status, placed,
+    )  # fmt: skip
+    return placed
+
+
+def solve(
+    batch: Batch,
+    frames: Frames,
+    start: Array,
+    point_masses: Array,
+    epsilon: Array,
+    resolution: float,
+    tolerance: float,
+    max_steps: int,
+    threads: int,
+) -> Solved:
+    """Stationary points of the graphs in their frames.
+
+    Args:
+        start: X^(0) in the frames, ``(B, M, D)``.
+        point_masses: a, ``(M,)``.
+        epsilon: in the frames, ``(B,)``.
+        resolution: relative precision of the nodes; a direction in which they differ by less is left out.
+        tolerance: on the Newton step.
+        max_steps: of all kinds together.
+        threads: at most so many; the answer is the same for any number.
+    """
+    graphs, count, features = start.shape
+    _require(start, (len(batch.sizes), count, batch.nodes.shape[1]), "start")
+    _require(point_masses, (count,), "point_masses")
+    _require(epsilon, (graphs,), "epsilon")
+    result = Solved(
+        np.zeros((graphs, count, features)),
+        np.zeros((graphs, count)),
+        np.zeros((graphs, count)),
+        np.zeros(graphs),
+        np.zeros(graphs, np.int64),
+        np.zeros(graphs, np.int8),
+        np.zeros(graphs, np.bool_),
+    )
+    nodes, masses, ptr, sizes = batch
+    small, large = _split(sizes, frames, count, features)
+    if len(small):
+        most = int(sizes[small[0]])
+        framed = _framed(batch, frames, small)
+        bits = framed.view(np.int64)
+
+        def work(counter: Index) -> None:
+            solve_graphs(
+                framed, bits, masses, ptr, start, point_masses, epsilon, resolution, tolerance, max_steps, small,
+                counter, np.zeros(1, CLOCK), *_scratch(count, features, most), *result,
+            )  # fmt: skip
+
+        announce(solve_graphs)
+        run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
+    for graph in large:
+        from flowpool.kernels.large import solve_large
+
+        own = slice(ptr[graph], ptr[graph + 1])
+        found = solve_large(
+            nodes[own], frames.mean[graph], frames.scale[graph], masses[own], start[graph], point_masses,
+            float(epsilon[graph]), tolerance, max_steps, threads,
+        )  # fmt: skip
+        targets: tuple[NDArray[Any], ...] = result
+        for target, value in zip(targets, found, strict=True):
+            target[graph] = value
+    return result
+
+
+def adjoint(
+    batch: Batch,
+    order: Index,
+    frames: Frames,
+    weights: Array,
+    points: Array,
+    potentials: Array,
+    self_potentials: Array,
+    point_masses: Array,
+    epsilon: Array,
+    relative: bool,
+    resolution: float,
+    ridge: float,
+    cotangent: Array,
+    threads: int,
+    wide: Wide,
+) -> Adjoint:
+    """Gradients of ``<cotangent, X*>`` with X* outside the frames, given what :func:`solve` returned.
+
+    Args:
+        order: which node of the caller stands at each place, ``(N,)``.
+        weights: as for :func:`frame`.
+        points, potentials, self_potentials: of :class:`Solved`.
+        epsilon: as given, ``(B,)``.
+        relative: as for :func:`begin`.
+        ridge: lambda of the Tikhonov term in units of ``(2 / M)^2``.
+        cotangent: V, ``(B, M, D)``.
+        wide: the adjoint of a graph in its frame, for those with a singular Hessian too large for eigenvectors.
+        Others as for :func:`solve`.
+    """
+    graphs, count, features = points.shape
+    nodes, masses, ptr, sizes = batch
+    for value, name in ((points, "points"), (cotangent, "cotangent")):
+        _require(value, (len(sizes), count, nodes.shape[1]), name)
+    for value, name in ((potentials, "potentials"), (self_potentials, "self_potentials")):
+        _require(value, (graphs, count), name)
+    _require(point_masses, (count,), "point_masses")
+    _require(epsilon, (graphs,), "epsilon")
+    if order.shape != (len(nodes),):
+        raise ValueError(f"order has shape {order.shape}; expected ({len(nodes)},).")
+    level = epsilon if relative else epsilon / frames.unit**2
+    seed = cotangent * frames.scale[:, None]  # gradient in X* in the frame
+    # Rows of large graphs stay untouched and so cost no memory.
+    inside = _Inside(
+        np.zeros((len(nodes), features)),
+        np.zeros(len(nodes)),
+        np.zeros(graphs),
+        np.zeros(graphs),
+        np.zeros(graphs, np.bool_),
+    )
+    to_nodes, to_masses = np.zeros(nodes.shape, nodes.dtype), np.zeros(len(nodes))
+    to_weights, damped = np.zeros((graphs, features)), np.zeros(graphs, np.bool_)
+    small, large = _split(sizes, frames, count, features)
+    single = np.flatnonzero(frames.kind == SINGLE)
+    others = np.concatenate([small, single]) if len(single) else small
+    framed = _framed(batch, frames, others)
+    if len(small):
+        most = int(sizes[small[0]])
+        bits = framed.view(np.int64)
+
+        def work(counter: Index) -> None:
+            adjoint_graphs(
+                framed, bits, masses, ptr, points, potentials, self_potentials, point_masses, level, resolution, ridge,
+                seed, small, counter, *_scratch(count, features, most), *inside,
+            )  # fmt: skip
+
+        announce(adjoint_graphs)
+        run(work, len(small), threads)
+        for graph in small[~inside.ok[small]]:
+            from flowpool.kernels.singular import adjoint_singular
+
+            own = slice(ptr[graph], ptr[graph + 1])
+            one = (
+                framed[own], masses[own], points[graph], potentials[graph], self_potentials[graph], point_masses,
+                float(level[graph]), ridge, seed[graph],
+            )  # fmt: skip
+            found = adjoint_singular(*one) or wide(*one)
+            inside.nodes[own], inside.masses[own] = found.nodes, found.masses
+            inside.epsilon[graph], inside.residual[graph], damped[graph] = found[2:]
+    shape = (frames.kind, frames.scale, frames.unit, frames.share, weights, points, cotangent)
+    leave_frames(
+        framed, masses, ptr, order, others, *shape, level, relative, inside.nodes, inside.masses, inside.epsilon,
+        np.empty((5, features)), to_nodes, to_masses, to_weights,
+    )  # fmt: skip
+    for graph in large:
+        from flowpool.kernels.large import Leaving, adjoint_large
+
+        own = slice(ptr[graph], ptr[graph + 1])
+        answer = adjoint_large(
+            nodes[own], frames.mean[graph], frames.scale[graph], masses[own], points[graph], potentials[graph],
+            self_potentials[graph], point_masses, float(level[graph]), ridge, seed[graph], threads,
+        )  # fmt: skip
+        shift, stretch, tilt = np.empty((3, features))
+        bend = frame_response(
+            graph, *shape, answer.total, answer.moment, answer.epsilon, level[graph], relative, shift, stretch, tilt,
+            to_weights,
+        )  # fmt: skip
+        answer.write(Leaving(order[own], shift, stretch, tilt, bend, to_nodes, to_masses[own]))
+        inside.epsilon[graph], inside.residual[graph], damped[graph] = answer.epsilon, answer.residual, answer.damped
+    to_epsilon = inside.epsilon if relative else inside.epsilon / frames.unit**2
+    return Adjoint(to_nodes, to_masses, to_epsilon, to_weights.sum(0), inside.residual, damped)
+
+
+def _split(sizes: Index, frames: Frames, count: int, features: int) -> tuple[Index, Index]:
+    """The graphs that are solved one by one, the largest first, and those whose nodes are read in blocks."""
+    order = np.argsort(-sizes, kind="stable")
+    order = order[frames.kind[order] == CLOUD]
+    blocks = np.count_nonzero(sizes[order] >= FEWEST) if count * features <= WIDEST else 0
+    return order[blocks:], order[:blocks]
+
+
+def _framed(batch: Batch, frames: Frames, graphs: Index) -> Array:
+    """The nodes in their frames, ``(N, D)``; rows of other graphs stay untouched, and so cost no memory."""
+    framed = np.empty(batch.nodes.shape)
+    enter_frames(batch.nodes, batch.ptr, graphs, frames.mean, frames.scale, framed)
+    return framed
+
+
+def _scratch(count: int, features: int, most: int) -> tuple[NDArray[np.generic], ...]:
+    """Memory of one thread for graphs of up to ``most`` nodes."""
+    slots = 1 << max(2 * most - 1, 1).bit_length()
+    return (
+        np.zeros((1, scratch_size(count, features, most))),
+        np.full(slots, -1, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most),
+        np.empty(most, np.int64),
+        np.empty((PLACES, 2), np.int64),
+    )
+
+
+def _require(value: Array, shape: tuple[int, ...], name: str) -> None:
+    if value.shape != shape or value.dtype != np.float64 or not value.flags.c_contiguous:
+        raise ValueError(
+            f"{name} has shape {value.shape}, dtype {value.dtype}, strides {value.strides}; expected {shape}, "
+            "C-contiguous float64."
+        )

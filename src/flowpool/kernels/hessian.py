@@ -1,0 +1,233 @@
+"""The Hessian of the divergence in the points, as a dense matrix: all of it, or that of the leading coordinates.
+
+The formula is that of :func:`flowpool.core.hessian.squared_euclidean_hessian`. The sums over nodes in it are moments of the nodes
+under the weights ``P_ij A_lj``: their mass, their mean and their second moments, which are symmetric both in the
+pair (i, l) and in the pair of coordinates.
+"""
+
+from __future__ import annotations
+
+from flowpool.kernels.flow import SLIDING
+from flowpool.kernels.machine.jit import kernel
+from flowpool.kernels.machine.lanes import WIDTH, add, fma, load, multiply, splat, store, subtract
+from flowpool.kernels.machine.linear import (
+    add_outer,
+    factorise,
+    padded,
+    reduce_rows,
+    row_products,
+    smallest_pivot,
+    substitute,
+)
+from flowpool.kernels.machine.rows import from_column, stay_apart
+from flowpool.kernels.response import factorise_responses
+from flowpool.kernels.scratch import BLOCK
+
+
+@kernel
+def pair_weights(count, length, conditional, plan, weights):  # type: ignore[no-untyped-def]
+    """``P_ij A_lj`` for i <= l, one row for each pair."""
+    stay_apart()
+    row = 0
+    for i in range(count):
+        for k in range(i, count):
+            for j in range(0, length, WIDTH):
+                store(weights, row, j, multiply(load(plan, i, j), load(conditional, k, j)))
+            row += 1
+
+
+@kernel
+def assemble(count, dimension, points, pulled, point_masses, epsilon, work):  # type: ignore[no-untyped-def]
+    """Fills the upper triangle of ``work.hessian``, ``(M K, M K)``, with the point's index changing slowest.
+
+    Args:
+        dimension: K.
+        points: ``(M, K)``, zero beyond K up to the padding.
+        pulled: P Y, the same.
+
+    ``work`` holds the moments, ``(M (M + 1) / 2, 1 + K + K (K + 1) / 2)``, and both plans.
+
+    Returns:
+        Whether the two small systems that make the plans follow the points could be factorised.
+    """
+    stay_apart()
+    end = padded(dimension)
+    size = count * dimension
+    width = padded(size)
+    strength = 4.0 / epsilon
+    hessian, follow, own_block = work.hessian, work.follow, work.own_block
+    moments, mean, second, unit = work.moments, work.mean, work.second, work.unit
+    lever, apart = work.lever, work.apart
+    for row in range(size):
+        for c in range(0, end, WIDTH):
+            store(own_block, row, c, splat(0.0))
+    for m in range(2 * count):
+        for j in range(0, width + end, WIDTH):
+            store(follow, m, j, splat(0.0))
+
+    for e in range(dimension):
+        for c in range(0, end, WIDTH):
+            store(unit, e, c, splat(0.0))
+        unit[e, e] = 2.0
+        for c in range(dimension, end):
+            second[e, c] = 0.0
+    for e in range(dimension, end):
+        mean[0, e] = 0.0
+
+    pair = 0
+    for i in range(count):
+        for k in range(i, count):
+            mass, coupling = moments[pair, 0], work.self_plan[i, k]
+            for e in range(dimension):
+                mean[0, e] = moments[pair, 1 + e]
+            column = 1 + dimension
+            for e in range(dimension):
+                for c in range(e + 1):
+                    second[e, c] = second[c, e] = moments[pair, column]
+                    column += 1
+            for c in range(0, end, WIDTH):
+                reach = load(points, k, c)
+                middle = load(mean, 0, c)
+                gap = subtract(load(points, i, c), reach)
+                pull = subtract(multiply(splat(mass), reach), middle)
+                store(lever, 0, c, pull)
+                store(apart, 0, c, gap)
+                # How the potentials h and f follow a move of point i: rows ``k`` and ``count + k``; and the other way.
+                # Lanes past the last coordinate hold zeros, so that adding them to the next block changes nothing.
+                row, mirror = i * dimension + c, k * dimension + c
+                drift = multiply(splat(coupling), gap)
+                store(follow, k, row, add(load(follow, k, row), drift))
+                store(follow, i, row, add(load(follow, i, row), drift))
+                own_pull = subtract(middle, multiply(splat(mass), load(points, i, c)))
+                store(follow, count + k, row, add(load(follow, count + k, row), own_pull))
+                if k > i:
+                    store(follow, i, mirror, subtract(load(follow, i, mirror), drift))
+                    store(follow, k, mirror, subtract(load(follow, k, mirror), drift))
+                    store(follow, count + i, mirror, subtract(load(follow, count + i, mirror), pull))
+            for e in range(dimension):
+                row, mirror = i * dimension + e, k * dimension + e
+                by_point = splat(strength * points[i, e])
+                by_mean = splat(-strength * mean[0, e])
+                by_drift = splat(-strength * coupling * apart[0, e])
+                for c in range(0, end, WIDTH):
+                    turned = multiply(by_drift, load(apart, 0, c))
+                    value = fma(by_point, load(lever, 0, c), turned)
+                    value = fma(by_mean, load(points, k, c), value)
+                    value = fma(splat(coupling), load(unit, e, c), value)
+                    moment = multiply(splat(strength), load(second, e, c))
+                    value = add(value, moment)
+                    turned = add(turned, moment)
+                    # A store that reaches past the block writes zeros where the next block is still to come.
+                    store(hessian, row, k * dimension + c, value)
+                    # The block of a point with itself loses what its pairs gain, summed over the partners.
+                    store(own_block, row, c, subtract(load(own_block, row, c), turned))
+                    if k > i:
+                        store(own_block, mirror, c, subtract(load(own_block, mirror, c), turned))
+            pair += 1
+
+    for i in range(count):
+        for e in range(dimension):
+            row = i * dimension + e
+            drift = work.rows[0, i] * points[i, e] - pulled[i, e]
+            follow[count + i, row] += drift
+            by_drift = splat(-strength * drift)
+            by_point = splat(strength * points[i, e])
+            for c in range(0, end, WIDTH):
+                own = fma(by_drift, load(points, i, c), load(own_block, row, c))
+                own = fma(by_point, load(pulled, i, c), own)
+                place = i * dimension + c
+                store(hessian, row, place, add(own, load(hessian, row, place)))
+
+    if not factorise_responses(count, point_masses, work):
+        return False
+    reduce_rows(work.self_response, count, work.self_response_inverse, follow, 0, width)
+    reduce_rows(work.response, count, work.response_inverse, follow, count, width)
+    for m in range(count):
+        turn = splat(-strength / work.self_response_inverse[0, m])
+        push = splat(strength / work.response_inverse[0, m])
+        for j in range(0, width, WIDTH):
+            store(work.weighted_follow, m, j, multiply(turn, load(follow, m, j)))
+            store(work.weighted_follow, count + m, j, multiply(push, load(follow, count + m, j)))
+    add_outer(follow, 2 * count, work.weighted_follow, size, hessian)
+    return True
+
+
+@kernel
+def leading_hessian(  # type: ignore[no-untyped-def]
+    nodes, length, hull, lead, points, count, pulled, point_masses, epsilon, work
+):
+    """Fills the upper triangle of ``work.hessian`` for the first ``lead`` coordinates; whether that was possible.
+
+    The plans are the kept ones. The moments are summed over blocks of nodes.
+    """
+    stay_apart()
+    pairs, products = count * (count + 1) // 2, lead * (lead + 1) // 2
+    for start in range(0, length, BLOCK):
+        width = min(BLOCK, length - start)
+        block = from_column(nodes, start)
+        pair_weights(
+            count, width, from_column(work.double.conditional, start), from_column(work.double.plan, start), work.pairs
+        )
+        moments = work.moments if start == 0 else work.block_moments
+        row_products(work.pairs, pairs, block, 0, 1 + lead, width, moments, False)
+        row_products(work.pairs, pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead), False)
+        if start > 0:
+            for pair in range(pairs):
+                for c in range(0, padded(1 + lead + products), WIDTH):
+                    store(work.moments, pair, c, add(load(work.moments, pair, c), load(moments, pair, c)))
+    pair = 0
+    for i in range(count):
+        for k in range(i, count):
+            work.overlap[i, k] = work.moments[pair, 0]
+            pair += 1
+        for e in range(padded(lead)):
+            work.lead_points[i, e] = points[i, e] if e < lead else 0.0
+            work.lead_pulled[i, e] = pulled[i, e] if e < lead else 0.0
+    return assemble(count, lead, work.lead_points, work.lead_pulled, point_masses, epsilon, work)
+
+
+@kernel
+def shifted_factor(count, dimension, point_masses, shift, matrix, factor, pivots):  # type: ignore[no-untyped-def]
+    """Whether ``H + shift diag(2 a)`` is positive definite; ``factor`` is then its factor."""
+    stay_apart()
+    size = count * dimension
+    for row in range(size):
+        for j in range(row // WIDTH * WIDTH, padded(size), WIDTH):
+            store(factor, row, j, load(matrix, row, j))
+        factor[row, row] += shift * 2.0 * point_masses[0, row // dimension]
+    return factorise(factor, size, pivots)
+
+
+@kernel
+def solve_factored(count, dimension, factor, pivots, right, solution, work):  # type: ignore[no-untyped-def]
+    """Fills the first ``dimension`` columns of ``solution`` from those of ``right``."""
+    stay_apart()
+    for i in range(count):
+        for e in range(dimension):
+            work.flat_right[0, i * dimension + e] = right[i, e]
+    substitute(factor, count * dimension, pivots, work.flat_right, work.flat_solution, 0)
+    for i in range(count):
+        for e in range(dimension):
+            solution[i, e] = work.flat_solution[0, i * dimension + e]
+
+
+@kernel
+def prepare_factor(clock, count, dimension, point_masses, work):  # type: ignore[no-untyped-def]
+    """The factor for the system that the flow asks for; it is made anew only when the shift is another."""
+    stay_apart()
+    if clock.purpose == SLIDING:
+        if clock.shift != clock.sliding:
+            clock.sliding = clock.shift
+            clock.can_slide = shifted_factor(
+                count, dimension, point_masses, clock.shift, work.hessian, work.factor, work.pivots
+            )
+        clock.definite = clock.can_slide
+        return work.factor, work.pivots
+    if clock.shift != clock.jumping:
+        clock.jumping = clock.shift
+        clock.can_jump = shifted_factor(
+            count, dimension, point_masses, clock.shift, work.hessian, work.newton_factor, work.newton_pivots
+        )
+    clock.definite = clock.can_jump
+    clock.flattest = smallest_pivot(work.newton_pivots, count * dimension) * count / 2.0 if clock.definite else 0.0
+    return work.newton_factor, work.newton_pivots

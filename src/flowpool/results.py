@@ -1,0 +1,110 @@
+"""What pooling returns: points, and how well they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowpool.core import sinkhorn
+from flowpool.core.flow import Flowed
+from flowpool.engines import torch_engine as batching
+from flowpool.engines.torch_engine import Problem
+from flowpool.status import Status
+
+_CONVERGED = torch.tensor([status.converged for status in sorted(Status)])  # by code
+
+
+class BackwardReport:
+    """Quality of the last backward pass, per graph.
+
+    Attributes:
+        residual: of the linear solve, ``(B,)``; ``None`` before the first backward pass.
+        damped: whether the Hessian was singular, so that the minimum-norm gradient was taken, ``(B,)`` bool.
+    """
+
+    def __init__(self) -> None:
+        self.residual: Tensor | None = None
+        self.damped: Tensor | None = None
+
+
+class Solution(NamedTuple):
+    """What plans and divergences are computed from, without autograd history."""
+
+    problem: Problem  # all graphs, in their frames
+    ended: Flowed
+    solvable: Tensor  # (B,) bool
+    cost_unit: Tensor  # (B,), how much the frame's unit of cost is outside
+    order: Tensor  # (N,), which node of the caller stands at each place
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Pooled points of a batch of B graphs.
+
+    Attributes:
+        points: X*, ``(B, M, D)``; zeros for an empty graph, NaN for one with non-finite features.
+        residual: length of the Newton step left at X*, relative to the graph's scale R, ``(B,)``.
+        steps: ``(B,)``.
+        status: :class:`Status` codes, ``(B,)`` int8.
+        backward: filled by the backward pass.
+    """
+
+    points: Tensor
+    residual: Tensor
+    steps: Tensor
+    status: Tensor
+    backward: BackwardReport
+    _behind: Callable[[], Solution] = field(repr=False)
+
+    @property
+    def converged(self) -> Tensor:
+        """Stationary to the tolerance, or empty, ``(B,)`` bool."""
+        return _CONVERGED.to(self.status.device)[self.status.long()]
+
+    @cached_property
+    def _solution(self) -> Solution:
+        return self._behind()
+
+    @cached_property
+    @torch.no_grad()
+    def divergence(self) -> Tensor:
+        """S_eps(X*, Y), what pooling lost, ``(B,)``; computed when first asked for.
+
+        It includes the transport of each node cloud to itself, whose cost grows with the square of its size. Zero for
+        graphs without nodes or with one distinct node, NaN where the points are.
+        """
+        problem, ended, solvable, unit, _ = self._solution
+        result = torch.where(self.status == Status.NONFINITE_INPUT.value, torch.nan, torch.zeros_like(unit))
+        chosen = solvable.nonzero().squeeze(-1)
+        for bucket in batching.buckets(replace(problem.select(chosen), debias=True)):
+            graphs, energy = chosen[bucket.graphs], bucket.energy
+            here = energy.evaluate_from(ended.points[graphs], ended.potential[graphs], None)
+            own = energy.geometry.matrix(energy.nodes, energy.nodes)
+            nodes = sinkhorn.solve_self(own, energy.masses, energy.epsilon).value(energy.masses)
+            value = energy.value(here.points, here) - nodes / 2
+            result = result.index_copy(0, graphs, value * unit[graphs])
+        return result
+
+    @torch.no_grad()
+    def plan(self, graph: int) -> Tensor:
+        """The optimal coupling of one graph, ``(M, N_g)``: how much of each of its nodes went to each point."""
+        num_graphs = self.points.shape[0]
+        if not -num_graphs <= graph < num_graphs:
+            raise IndexError(f"graph {graph} of a batch of {num_graphs}.")
+        one = slice(graph % num_graphs, graph % num_graphs + 1)
+        problem, ended, solvable, _, order = self._solution
+        nodes, masses = (x.unsqueeze(0) for x in problem.clouds.cloud(one.start))
+        as_given = order[problem.clouds.ptr[one.start] : problem.clouds.ptr[one.stop]].argsort()
+        if not bool(solvable[one]):
+            # One distinct node, or none: every point takes its share of everything.
+            value = torch.nan if int(self.status[one]) == Status.NONFINITE_INPUT.value else 1.0
+            return value * problem.point_masses[:, None] * masses[0, as_given]
+        cost = problem.geometry.matrix(ended.points[one], nodes)
+        weights = problem.point_masses.unsqueeze(0)
+        solved = sinkhorn.solve(cost, weights, masses, problem.epsilon[one], ended.potential[one])
+        return solved.plan[0, :, as_given]

@@ -1,0 +1,144 @@
+r"""The entropic transport from the nodes of each graph to M points that all receive the same share.
+
+Node j divides its mass among the points by :math:`A_{ij} = \mathrm{softmax}_i(s_{ij} + f_i)`, given scores s, and f is
+such that :math:`\sum_j b_j A_{ij} = 1/M`. That f maximises a concave function of M unknowns, the semi-dual.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from flowpool.core.constants import BALANCED, COOLING, HALFWAY, MOST_STEPS, ROUNDING, WIDE
+from flowpool.core.measures import Clouds
+from flowpool.step.ragged import arrays, can_compile, opaque, ragged_sums
+
+_NOTHING = 1e-30  # keeps zero by zero away
+
+
+def balanced(scores: Tensor, masses: Tensor, ptr: Tensor) -> Tensor:
+    """A, how each node divides its mass, ``(N, M)``, differentiable in scores ``(N, M)`` and masses ``(N,)``."""
+    portions: Tensor = _Balance.apply(scores, masses, ptr)[0]
+    return portions
+
+
+class _Balance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+        portions, factor = balance_shares(scores, masses, ptr)
+        ctx.save_for_backward(portions, masses, ptr, factor)
+        ctx.mark_non_differentiable(factor)
+        return portions, factor
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        portions, masses, ptr, factor = ctx.saved_tensors
+        to_scores, to_masses = balance_adjoint(portions, masses, ptr, factor, upstream)
+        return to_scores, to_masses, None
+
+
+def _shapes(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    num_graphs, num_points = ptr.shape[0] - 1, scores.shape[1]
+    return scores.new_empty(scores.shape), scores.new_empty(num_graphs, num_points, num_points)
+
+
+def _adjoint_shapes(
+    portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
+) -> tuple[Tensor, Tensor]:
+    return portions.new_empty(portions.shape), masses.new_empty(masses.shape)
+
+
+@opaque(_shapes)
+def balance_shares(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """A ``(N, M)``, and the Cholesky factor of minus the Hessian of the semi-dual, ``(B, M, M)``."""
+    if can_compile(scores):
+        from flowpool.step import balance_kernels as balance
+
+        values, weights, offsets = arrays(scores, masses, ptr)
+        portions, factor = balance.solve(values, weights, offsets, torch.get_num_threads())
+        return torch.from_numpy(portions), torch.from_numpy(factor)
+    return solve_in_torch(scores, masses, ptr)
+
+
+@opaque(_adjoint_shapes)
+def balance_adjoint(
+    portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``<upstream, A>`` in scores ``(N, M)`` and masses ``(N,)``."""
+    if can_compile(portions):
+        from flowpool.step import balance_kernels as balance
+
+        values, weights, offsets, factors, change = arrays(portions, masses, ptr, factor, upstream)
+        found = balance.adjoint(values, weights, offsets, factors, change, torch.get_num_threads())
+        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+    return adjoint_in_torch(portions, masses, ptr, factor, upstream)
+
+
+def solve_in_torch(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """What :func:`balance_shares` gives back, on any device.
+
+    By Newton's method. The third derivative along a direction is bounded by the second times the range of the
+    direction, so log(1 + range) / range of Newton's step always ascends (Sun and Tran-Dinh, 2019) and nothing has to be
+    searched. Such steps are short where epsilon is small: it is then lowered bit by bit.
+    """
+    clouds = Clouds.from_ptr(scores, masses, ptr)
+    heat = _first_heat(clouds)  # (B, 1), of each graph: it never feels what the others need
+    # One step of Sinkhorn's. No node leaves a point out as long as it is hot, so that no logarithm is that of zero.
+    received = clouds.sum(masses.unsqueeze(-1) * (scores / heat[clouds.batch]).softmax(-1))  # (B, M)
+    potential = torch.where(clouds.sizes.unsqueeze(-1) > 0, -received.log(), 0.0)
+    for _ in range(MOST_STEPS):
+        missing, factor = _newton_system(clouds, scores / heat[clouds.batch], potential)
+        step = torch.cholesky_solve(missing.unsqueeze(-1), factor).squeeze(-1)
+        width = step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True) + _NOTHING
+        step = step * width.log1p() / width
+        error = scores.shape[1] * missing.abs().amax(-1, keepdim=True)  # (B, 1); that of NaN is never too large
+        going = error > torch.where(heat > 1, HALFWAY, BALANCED)
+        if not bool((going | (heat > 1)).any()):
+            break
+        cooler = (heat / COOLING).clamp(min=1)
+        potential = torch.where(going, potential + step, potential * heat / cooler)
+        heat = torch.where(going, heat, cooler)
+    return (scores + (potential + step)[clouds.batch]).softmax(-1), factor
+
+
+def _first_heat(clouds: Clouds) -> Tensor:
+    """Factor by which epsilon is first enlarged, ``(B, 1)``, so that the scores of a node are not too far apart."""
+    ranges = clouds.nodes.amax(-1) - clouds.nodes.amin(-1)  # (N,)
+    widest = ranges.new_zeros(clouds.num_graphs).scatter_reduce(0, clouds.batch, ranges, "amax").unsqueeze(-1)
+    return torch.where(widest > WIDE, widest / WIDE, 1.0)  # a range of NaN is left alone
+
+
+def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient of the semi-dual ``(B, M)``, and the Cholesky factor of minus its Hessian ``(B, M, M)``."""
+    portions = (scores + potential[clouds.batch]).softmax(-1)  # (N, M)
+    plan = clouds.masses.unsqueeze(-1) * portions
+    received = clouds.sum(plan)
+    missing = torch.where(clouds.sizes.unsqueeze(-1) > 0, 1 / scores.shape[1] - received, 0.0)
+    identity = torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)
+    # What stands on the diagonal is the sum of the rest of its row: no rounding can make this indefinite.
+    shared = ragged_sums(plan, portions, clouds.ptr) * (1 - identity)  # (B, M, M)
+    # The constant is free and changes nothing; the outer product ties it down.
+    tied = received.unsqueeze(-1) * received.unsqueeze(-2) + ROUNDING * identity
+    return missing, torch.linalg.cholesky_ex(torch.diag_embed(shared.sum(-1)) - shared + tied).L
+
+
+def adjoint_in_torch(
+    portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What :func:`balance_adjoint` gives back, on any device.
+
+    The derivative of the maximum f is that of one Newton step from it, and A is a softmax of scores and f.
+    """
+    clouds = Clouds.from_ptr(portions, masses, ptr)
+
+    def through_softmax(change: Tensor) -> Tensor:
+        return portions * (change - (portions * change).sum(-1, keepdim=True))
+
+    direct = through_softmax(upstream)
+    answer = torch.cholesky_solve(clouds.sum(direct).unsqueeze(-1), factor).squeeze(-1)[clouds.batch]  # (N, M)
+    to_scores = direct - masses.unsqueeze(-1) * through_softmax(answer)
+    return to_scores, -(portions * answer).sum(-1)

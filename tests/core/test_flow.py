@@ -1,0 +1,123 @@
+import pytest
+import torch
+from helpers import mutag_clouds, random_pair
+
+from flowpool import references
+from flowpool.core import flow
+from flowpool.core.divergence import make_energy
+from flowpool.core.measures import make_clouds
+from flowpool.costs import Geometry, SquaredEuclidean
+from flowpool.engines.torch_engine import Problem, buckets
+
+
+def fine_flow(energy, start, time, step=1 / 16):
+    """The gradient flow itself, by plain Euler steps of 1/16, then polished at rest."""
+    points, here = start, None
+    for _ in range(int(time / step)):
+        here = energy.evaluate(points, here, 1e-9)
+        points = points - step * here.gradient / energy.scales.stiffness.unsqueeze(-1)
+    return flow.follow(energy, points, 1e-9, 2000).points
+
+
+def standardised(clouds):
+    centred = clouds.nodes - clouds.mean()[clouds.batch]
+    variance = clouds.sum(clouds.masses * centred.square().sum(-1))
+    return clouds.moved(centred / variance.sqrt()[clouds.batch, None])
+
+
+@pytest.mark.parametrize("level", [0.3, 0.1])
+def test_mutag_graphs_end_in_the_basin_of_the_fine_flow(level):
+    features, batch = mutag_clouds(width=8, count=24, seed=3)
+    clouds = standardised(make_clouds(features, batch)[0])
+    start = references.normal(5, 8, seed=1).double().expand(24, 5, 8)
+    uniform = torch.full((5,), 0.2, dtype=torch.float64)
+    problem = Problem(
+        clouds, start, uniform, torch.full((24,), level, dtype=torch.float64), Geometry(SquaredEuclidean()), True
+    )
+    same = total = 0
+    for bucket in buckets(problem):
+        ended = flow.follow(bucket.energy, start[bucket.graphs], 1e-6, 1000)
+        assert (ended.residual <= 1e-6).all()
+        reference = fine_flow(bucket.energy, start[bucket.graphs], time=40)
+        gap = (ended.points - reference).abs().amax((1, 2))
+        same += int((gap < 1e-3)[bucket.fresh].sum())
+        total += int(bucket.fresh.sum())
+    assert total == 24
+    assert same / total >= 0.95
+
+
+def test_residual_is_the_newton_step_and_the_gradient_vanishes():
+    pair = random_pair(batch=4, num_points=3, num_nodes=9)
+    energy = make_energy(pair.points, pair.nodes, 0.3, pair.point_masses, pair.masses)
+    ended = flow.follow(energy, pair.points, 1e-9, 500)
+    here = energy.evaluate(ended.points)
+    from flowpool.core.hessian import hessian
+
+    step = torch.linalg.solve(hessian(energy, here).matrix, here.gradient.flatten(1))
+    assert (step.norm(dim=1) / energy.scales.radius <= 1e-8).all()
+    assert (ended.residual <= 1e-9).all()
+    assert here.gradient.abs().max() < 1e-9
+
+
+def test_energy_never_rises_from_step_to_step():
+    pair = random_pair(batch=3, num_points=3, num_nodes=8, seed=4)
+    energy = make_energy(pair.points, pair.nodes, 0.2, pair.point_masses, pair.masses)
+    values = []
+    for steps in range(0, 40):
+        ended = flow.follow(energy, pair.points, 1e-9, steps) if steps else None
+        points = pair.points if ended is None else ended.points
+        values.append(energy.value(points, energy.evaluate(points)))
+    drop = torch.stack(values).diff(dim=0)
+    assert drop.max() <= 1e-9
+    assert drop.min() < -1e-3
+
+
+def test_algorithm_one_goes_where_the_adaptive_flow_goes():
+    pair = random_pair(batch=3, num_points=3, num_nodes=9, seed=7)
+    energy = make_energy(pair.points, pair.nodes, 0.5, pair.point_masses, pair.masses)
+    plain, steps = flow.descend(energy, pair.points, 0.1, 3000, 1e-9)
+    ended = flow.follow(energy, pair.points, 1e-9, 500)
+    fixed = flow.follow(energy, pair.points, 1e-9, 500, step_size=0.1)
+    assert (steps < 3000).all()
+    assert torch.allclose(plain, ended.points, atol=1e-6)
+    assert torch.allclose(fixed.points, ended.points, atol=1e-7)
+
+
+def test_another_update_rule_reaches_the_same_points():
+    """Heavy-ball momentum as update_step of Algorithm 1."""
+    pair = random_pair(batch=2, num_points=2, num_nodes=6, seed=5)
+    energy = make_energy(pair.points, pair.nodes, 1.0, pair.point_masses, pair.masses)
+    momentum = [torch.zeros_like(pair.points)]
+
+    def update(points, velocity, step):
+        momentum[0] = 0.5 * momentum[0] + velocity
+        return points + step * momentum[0]
+
+    heavy, _ = flow.descend(energy, pair.points, 0.1, 2000, 1e-9, update)
+    plain, _ = flow.descend(energy, pair.points, 0.1, 2000, 1e-9)
+    assert torch.allclose(heavy, plain, atol=1e-6)
+
+
+def test_a_finished_cloud_costs_nothing_more(monkeypatch):
+    pair = random_pair(batch=6, num_points=3, num_nodes=9)
+    pair.points[1:] = pair.points[:1]
+    pair.nodes[1:] = pair.nodes[:1]
+    masses, weights = pair.masses[:1].expand(6, 9), pair.point_masses[:1].expand(6, 3)
+    levels = torch.tensor([0.3, 0.3, 0.3, 0.3, 0.3, 5.0], dtype=torch.float64)
+    energy = make_energy(pair.points, pair.nodes, levels, weights, masses)
+    sizes = []
+    original = type(energy).select
+    monkeypatch.setattr(type(energy), "select", lambda self, index: sizes.append(len(index)) or original(self, index))
+    ended = flow.follow(energy, pair.points, 1e-8, 500)
+    slowest = int((ended.steps == ended.steps.max()).sum())
+    assert slowest < 6
+    assert sizes[0] == 6
+    assert sizes[-1] == max(2, slowest)  # a lone cloud is computed with a copy of itself
+
+
+def test_step_cap_is_honest():
+    pair = random_pair(batch=3, num_points=4, num_nodes=9)
+    energy = make_energy(pair.points, pair.nodes, 0.1, pair.point_masses, pair.masses)
+    ended = flow.follow(energy, pair.points + 3, 1e-9, 4)
+    assert (ended.steps == 4).all()
+    assert (ended.residual > 1e-9).all() and ended.residual.isfinite().all()

@@ -1,0 +1,79 @@
+import pytest
+import torch
+from torch.library import opcheck
+
+from flowpool import FlowPool, flow_pool
+from flowpool.engines import operators as ops
+
+GENERATOR = torch.Generator().manual_seed(0)
+NODES = torch.randn(14, 2, generator=GENERATOR, dtype=torch.float64)
+BATCH = torch.tensor([2] * 3 + [0] * 6 + [2] * 5)
+MASSES = torch.rand(14, generator=GENERATOR, dtype=torch.float64) + 0.2
+REFERENCE = torch.randn(3, 2, generator=GENERATOR, dtype=torch.float64)
+
+
+def pool(nodes, masses, batch):
+    return flow_pool(nodes, batch, reference=REFERENCE, masses=masses, dim_size=4, epsilon=0.3).points
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_whole_graph_compilation_equals_eager(backend):
+    traced = torch.compile(pool, fullgraph=True, backend=backend)
+    weights = torch.arange(24.0, dtype=torch.float64).view(4, 3, 2)
+    results = []
+    for function in (pool, traced):
+        nodes, masses = NODES.clone().requires_grad_(), MASSES.clone().requires_grad_()
+        points = function(nodes, masses, BATCH)
+        results.append((points.detach(), *torch.autograd.grad((points * weights).sum(), (nodes, masses))))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_bad_indices_are_refused_at_run_time_as_in_eager_mode():
+    traced = torch.compile(pool, fullgraph=True, backend="eager")
+    traced(NODES, MASSES, BATCH)
+    wrong = BATCH.clone()
+    wrong[4] = 9
+    with pytest.raises(ValueError, match=r"batch\[4\] is 9"):
+        traced(NODES, MASSES, wrong)
+
+
+def test_export_keeps_the_operators():
+    class Model(torch.nn.Module):
+        def forward(self, nodes, batch):
+            return flow_pool(nodes, batch, reference=REFERENCE, dim_size=4, epsilon=0.3).points
+
+    program = torch.export.export(Model(), (NODES, BATCH))
+    names = {str(node.target) for node in program.graph.nodes}
+    assert any("flowpool.solve" in name for name in names)
+    assert torch.allclose(program.module()(NODES, BATCH), Model()(NODES, BATCH))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_operators_pass_opcheck(layout, weighted):
+    nodes, masses = NODES, MASSES
+    if layout == "strided":
+        nodes = nodes.T.contiguous().T
+        masses = torch.stack([masses, masses], -1)[:, 0]
+    ptr = torch.tensor([0, 6, 6, 14, 14])
+    opcheck(ops.arrange, (nodes, BATCH, None, masses, 4, True))
+    opcheck(ops.arrange, (nodes, None, ptr, None, 4, False))
+    ptr, order = ops.arrange(nodes, BATCH, None, None, 4, True)
+    features = torch.tensor([0.5, 2.0]).double().requires_grad_() if weighted else None
+    epsilon = torch.full((4,), 0.3).double().requires_grad_()
+    leaves = [x.detach().requires_grad_() for x in (nodes, masses)]
+    given = (leaves[1] if weighted else None, order, ptr, epsilon, features, torch.full((3,), 1 / 3).double())
+    opcheck(ops.solve, (leaves[0], *given, True, 1e-16, REFERENCE, 1e-9, 1000, 1e-18))
+    fixed = [x if x is None else x.detach() for x in given]
+    ended = ops.solve(nodes, *fixed, True, 1e-16, REFERENCE, 1e-9, 1000, 1e-18)
+    opcheck(ops.adjoint, (ended[5:], *fixed, True, 1e-16, torch.ones(4, 3, 2).double(), 1e-18))
+
+
+def test_the_layer_compiles_as_a_whole_and_takes_other_sizes():
+    layer = FlowPool(2, 3, mass="append")
+    traced = torch.compile(lambda x, index: layer(x, index, dim_size=4), fullgraph=True, backend="eager")
+    for size in (14, 9, 23):
+        nodes = torch.randn(size, 2, generator=GENERATOR)
+        index = torch.randint(4, (size,), generator=GENERATOR)
+        assert torch.equal(traced(nodes, index), layer(nodes, index, dim_size=4))

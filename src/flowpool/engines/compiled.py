@@ -12,12 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowpool.core.directions import hull_tolerance
-from flowpool.core.flow import Flowed
-from flowpool.core.measures import Clouds
-from flowpool.costs import Geometry, SquaredEuclidean
-from flowpool.engines import torch_engine as batching
-from flowpool.engines.torch_engine import Problem
+from flowpool.core.constants import hull_tolerance
 
 
 class Given(NamedTuple):
@@ -127,7 +122,7 @@ def adjoint(ended: Ended, given: Given, cotangent: Tensor, ridge: float, wanted:
     found = engine.adjoint(
         engine.make_batch(rows, masses, ptr), order, engine.Frames.of(table), _feature_weights(given, rows.shape[1]),
         inside, potential, self_potential, weights, epsilon, given.relative, hull_tolerance(given.resolution), ridge, upstream,
-        torch.get_num_threads(), _wide_adjoint,
+        torch.get_num_threads(),
     )  # fmt: skip
     to_masses, to_weights = None, None
     if given.masses is not None and "masses" in wanted:
@@ -142,25 +137,6 @@ def adjoint(ended: Ended, given: Given, cotangent: Tensor, ridge: float, wanted:
 
 def _feature_weights(given: Given, features: int) -> Any:
     return np.ones(features) if given.weights is None else _arrays(given.weights)[0]
-
-
-def _wide_adjoint(
-    nodes: Any, masses: Any, points: Any, potential: Any, self_potential: Any, point_masses: Any, epsilon: float,
-    ridge: float, cotangent: Any,
-) -> Any:  # fmt: skip
-    """The torch engine's adjoint of one graph in its frame, which has conjugate gradients for large singular systems."""
-    from flowpool.kernels.singular import SingularAdjoint
-
-    rows, shares, *rest = map(torch.from_numpy, (nodes, masses, points, potential, self_potential, cotangent))
-    end, first, second, upstream = (value.unsqueeze(0) for value in rest)
-    level = rows.new_full((1,), epsilon)
-    clouds = Clouds.from_ptr(rows, shares, torch.tensor([0, len(rows)]))
-    problem = Problem(clouds, end, torch.from_numpy(point_masses), level, Geometry(SquaredEuclidean()), True)
-    ended = Flowed(end, first, second, level, level.long(), level.bool())
-    found = batching.adjoint(problem, ended, upstream, ridge, {"nodes", "masses", "epsilon"})
-    return SingularAdjoint(
-        found.nodes.numpy(), found.masses.numpy(), float(found.epsilon), float(found.residual), bool(found.damped)
-    )
 
 
 def _arrays(*tensors: Tensor) -> Any:

@@ -108,13 +108,15 @@ def find_frames(nodes, masses, ptr, weights, mean, scale, share, radius, unit, k
         kind[graph] = EMPTY
         if first == last:
             continue
-        largest, finite = 0.0, True
+        largest, finite, heavy = 0.0, True, 0
         for node in range(first, last):
+            heavy += masses[node] > 0.0
             for d in range(features):
                 value = np.float64(nodes[node, d])
                 finite = finite and math.isfinite(value)
                 mean[graph, d] += masses[node] * value
-                largest = max(largest, abs(value))
+                if masses[node] > 0.0:
+                    largest = max(largest, abs(value))
         if not finite:
             for d in range(features):
                 mean[graph, d] = 0.0
@@ -123,25 +125,27 @@ def find_frames(nodes, masses, ptr, weights, mean, scale, share, radius, unit, k
         # Squares of the features themselves could overflow.
         spread, weighted_spread = 0.0, 0.0
         for node in range(first, last):
-            for d in range(features):
-                apart = abs(nodes[node, d] - mean[graph, d])
-                spread = max(spread, apart)
-                weighted_spread = max(weighted_spread, apart * weights[d])
+            if masses[node] > 0.0:
+                for d in range(features):
+                    apart = abs(nodes[node, d] - mean[graph, d])
+                    spread = max(spread, apart)
+                    weighted_spread = max(weighted_spread, apart * weights[d])
         radius[graph] = spread if spread > 0.0 else 1.0
         unit[graph] = weighted_spread if weighted_spread > 0.0 else 1.0
         variance = 0.0
         for node in range(first, last):
-            for d in range(features):
-                apart = nodes[node, d] - mean[graph, d]
-                part = apart / radius[graph]
-                variance += masses[node] * (part * part)
-                part = apart * weights[d] / unit[graph]
-                share[graph, d] += masses[node] * (part * part)
+            if masses[node] > 0.0:  # the square of another could overflow
+                for d in range(features):
+                    apart = nodes[node, d] - mean[graph, d]
+                    part = apart / radius[graph]
+                    variance += masses[node] * (part * part)
+                    part = apart * weights[d] / unit[graph]
+                    share[graph, d] += masses[node] * (part * part)
         weighted_variance = 0.0
         for d in range(features):
             weighted_variance += share[graph, d]
         kind[graph] = SINGLE
-        if last - first > 1 and spread > POINTLESS * largest and variance > 0.0 and weighted_variance > 0.0:
+        if heavy > 1 and spread > POINTLESS * largest and variance > 0.0 and weighted_variance > 0.0:
             kind[graph] = CLOUD
             radius[graph] *= math.sqrt(variance)
             unit[graph] *= math.sqrt(weighted_variance)

@@ -11,8 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from flowpool.core.constants import BALANCED, COOLING, HALFWAY, MOST_STEPS, ROUNDING, WIDE
-from flowpool.kernels.machine.jit import announce, entry, kernel
+from flowpool.core.constants import BALANCED, COOLING, DEFINITE, HALFWAY, MOST_STEPS, WIDE
+from flowpool.kernels.machine.jit import entry, kernel
 from flowpool.kernels.machine.lanes import (
     WIDTH,
     add,
@@ -121,7 +121,7 @@ def newton_step(portions, plan, length, count, received, shared, factor, first, 
             if k != i:
                 rest += shared[i, k]
                 factor[first + i, k] = received[0, i] * received[0, k] - shared[i, k]
-        factor[first + i, i] = rest + received[0, i] * received[0, i] + ROUNDING
+        factor[first + i, i] = rest + received[0, i] * received[0, i] + DEFINITE
         step[0, i] = 1.0 / count - received[0, i]
     factorise(factor, first, count)
     substitute(factor, first, count, step)
@@ -151,7 +151,7 @@ def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # 
         if size == 0:
             for i in range(count):
                 for k in range(count):
-                    factor[first + i, k] = math.sqrt(ROUNDING) if i == k else 0.0
+                    factor[first + i, k] = math.sqrt(DEFINITE) if i == k else 0.0
             continue
         length = padded(size)
         # Laid out afresh for each graph, which keeps a small one in the cache.
@@ -227,7 +227,6 @@ def solve(scores: Array, masses: Array, ptr: NDArray[np.int64], threads: int) ->
     portions, factors = np.empty_like(scores), np.empty((graphs * count, count))
     side, length = padded(count), padded(int(np.diff(ptr).max(initial=0)))
     room = (3 + side) * side + (1 + 3 * count) * length
-    announce(balance_graphs)
     run(
         lambda counter: balance_graphs(
             scores, masses[np.newaxis], ptr, counter, np.empty((1, room)), portions, factors
@@ -245,7 +244,6 @@ def adjoint(
     """Gradients of ``<upstream, A>`` in scores ``(N, M)`` and masses ``(N,)``."""
     count = portions.shape[1]
     flat, to_scores, to_masses = factors.reshape(-1, count), np.empty_like(portions), np.empty_like(masses)
-    announce(adjoin_balances)
     run(
         lambda counter: adjoin_balances(
             portions, masses, ptr, flat, upstream, counter, np.empty((1, count)), to_scores, to_masses

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from flowpool.core.constants import RIDGE
+
 
 @dataclass(frozen=True)
 class Options:
@@ -16,7 +18,7 @@ class Options:
     tolerance: float = 1e-5
     max_steps: int = 1000
     step_size: float | None = None
-    ridge: float = 1e-18
+    ridge: float = RIDGE
     engine: Literal["auto", "compiled", "torch"] = "auto"
 
     def __post_init__(self) -> None:

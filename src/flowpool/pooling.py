@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flowpool import costs, references
+from flowpool.core.constants import RIDGE
 from flowpool.core.flow import Flowed
 from flowpool.core.frame import make_frame
 from flowpool.core.measures import Clouds, arrange, check_features, make_clouds, require_like
@@ -55,7 +56,7 @@ def flow_pool(
     tolerance: float = 1e-5,
     max_steps: int = 1000,
     step_size: float | None = None,
-    ridge: float = 1e-18,
+    ridge: float = RIDGE,
     engine: Literal["auto", "compiled", "torch"] = "auto",
 ) -> Pooled:
     r"""The M points per graph whose Sinkhorn divergence to the node cloud is least.

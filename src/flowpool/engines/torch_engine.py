@@ -112,10 +112,7 @@ def buckets(problem: Problem) -> Iterator[Bucket]:
 @torch.no_grad()
 def solve(problem: Problem, tolerance: float, max_steps: int, step_size: float | None = None) -> Flowed:
     """The stationary points of all graphs, by :func:`flowpool.core.flow.follow`."""
-    num_graphs, num_points, _ = problem.start.shape
-    blank = problem.start.new_zeros(num_graphs)
-    potentials = problem.start.new_zeros(num_graphs, num_points)
-    result = Flowed(problem.start, potentials, potentials, blank, blank.long(), blank.bool())
+    result = _blank(problem)
     for bucket in buckets(problem):
         start = problem.start[bucket.graphs]
         ended = flow.follow(bucket.energy, start, tolerance, max_steps, step_size, bucket.keep_pairs)
@@ -152,7 +149,7 @@ def adjoint(problem: Problem, ended: Flowed, cotangent: Tensor, ridge: float, wa
         start = (ended.points[graphs], ended.potential[graphs], ended.self_potential[graphs])
         solved = energy.evaluate_from(*start, _TIGHT)
         seed = cotangent[graphs] * fresh[:, None, None]
-        found, system = vector_jacobian(energy, solved, seed, ridge, wanted)
+        found, system = vector_jacobian(energy, solved, seed, torch.full_like(energy.epsilon, ridge), wanted)
         if found.nodes is not None:
             nodes[bucket.gather[fresh]] = found.nodes[fresh]
         if found.masses is not None:
@@ -181,4 +178,18 @@ def unrolled(problem: Problem, step_size: float, max_steps: int, tolerance: floa
 @torch.no_grad()
 def judge(problem: Problem) -> Flowed:
     """How far from stationary the points ``problem.start`` are, without moving them."""
-    return solve(problem, tolerance=0.0, max_steps=0)
+    result = _blank(problem)
+    for bucket in buckets(problem):
+        here = bucket.energy.evaluate(problem.start[bucket.graphs])
+        residual = flow.distance(bucket.energy, here)
+        steps = torch.zeros_like(residual, dtype=torch.long)
+        found = Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, steps.bool())
+        result = put(result, bucket.graphs, found)
+    return result
+
+
+def _blank(problem: Problem) -> Flowed:
+    num_graphs, num_points, _ = problem.start.shape
+    none = problem.start.new_zeros(num_graphs)
+    potentials = problem.start.new_zeros(num_graphs, num_points)
+    return Flowed(problem.start, potentials, potentials, none, none.long(), none.bool())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from flowpool import costs
 from flowpool.core import sinkhorn
+from flowpool.core.constants import RIDGE
 from flowpool.core.frame import Frame, make_frame
 from flowpool.core.measures import check_features, checked_index, make_clouds, require_like
 from flowpool.costs import CostFunction
@@ -97,7 +98,7 @@ class FlowCoarsen(nn.Module):
         seed: int = 0,
         tolerance: float = 1e-5,
         max_steps: int = 1000,
-        ridge: float = 1e-18,
+        ridge: float = RIDGE,
         engine: Literal["auto", "compiled", "torch"] = "auto",
         on_failure: Literal["ignore", "warn", "raise"] = "warn",
     ) -> None:

@@ -24,6 +24,7 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.inits import reset
 
 from flowpool import costs, references
+from flowpool.core.constants import RIDGE
 from flowpool.core.measures import check_features, checked_index, checked_ptr, require_like
 from flowpool.costs import CostFunction
 from flowpool.pooling import BackwardReport, Options, Pooled, flow_pool
@@ -111,7 +112,7 @@ class FlowPool(Aggregation):
         tolerance: float = 1e-5,
         max_steps: int = 1000,
         step_size: float | None = None,
-        ridge: float = 1e-18,
+        ridge: float = RIDGE,
         engine: Literal["auto", "compiled", "torch"] = "auto",
         on_failure: Literal["ignore", "warn", "raise"] = "warn",
     ) -> None:

@@ -24,9 +24,10 @@ NOISE = 1e-15  # gradient that is rounding error; no step can be judged by it an
 
 # What is flat: the one d of the Tikhonov filter h / (h^2 + d^2) of Newton steps, residuals and gradients. Directions
 # in which the divergence curves less are left where the flow left them.
-FLAT = 1e-5
-SINGULAR = 10 * FLAT  # curvature up to which the filter changes a solution by a per cent or more: worth a remark
-RIDGE = FLAT**2  # lambda of section 8.2, in units of the square of the Hessian's scale
+FLAT = 1e-4
+SINGULAR = FLAT  # curvature up to which a minimiser is said not to be isolated
+LEAST_SHIFT = 1e-6  # that keeps a factor of the Hessian definite and shows flat directions by small pivots
+RIDGE = 1e-12  # lambda of section 8.2, in units of the square of the scale: no isolated minimiser feels it
 
 # Marginal errors of the inner problems: they follow the gradient, or they would freeze the flow.
 TIGHTEST = 1e-13  # at the end

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from flowpool.core import law
-from flowpool.core.constants import FLAT, ROUGH, TIGHTEST
+from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, TIGHTEST
 from flowpool.core.divergence import Energy, Evaluation, Scales
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
 from flowpool.core.records import blank, put, take
-from flowpool.core.systems import System
+from flowpool.core.systems import System, shifted_model
 
 
 class Flowed(NamedTuple):
@@ -242,10 +242,13 @@ class _Way:
             found = system.newton(here.gradient, precision, longest, guess)
         else:
             found = system.newton(self.there.gradient[index], ROUGH, None, None)
+            # The factor with hardly a shift shows flat directions best.
+            model = shifted_model(system.curvature, torch.full_like(radius, LEAST_SHIFT))
+            pivots = torch.where(model.exists, model.flattest, 0.0)
+            found = found._replace(flattest=torch.minimum(found.flattest, pivots))
         self._set("newton", index, found.solution)
-        self._write(clouds, clocks, length=_norm(found.solution) / radius)
+        self._write(clouds, clocks, length=_norm(found.solution) / radius, flattest=found.flattest)
         if request == NEWTON:
-            self._write(clouds, clocks, flattest=found.flattest)
             for cloud in clouds:
                 clocks[cloud].definite = clocks[cloud].flattest > -FLAT
 

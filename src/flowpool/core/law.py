@@ -59,7 +59,7 @@ CURVE = 3  # the Hessian at X
 SLIDE = 4  # k1 = -shift (H + shift)^-1 G [definite, length = |k1|, along = <k1, G>]
 NEWTON = 5  # w = filtered H^-1 G to ``precision``, from a guess if ``guessed`` [definite, flattest, length = |w|]
 TRY = 6  # X' = X - w; evaluate [reached, error]
-REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [length = |w|]
+REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [length = |w|, flattest]
 STAGE = 8  # X' = X + step k1; evaluate; k12 = k1 + k2 from (H + shift) [length = |k12|]
 LAND = 9  # k = k1 + k12 / 2; X' = X + step k; evaluate [ahead = <G(X'), k>, behind = <G, k>, reached, error]
 DISTANCE = 10  # w = (H + shift)^-1 G, roughly [definite, length = |w|]
@@ -288,7 +288,6 @@ def _measured(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
     """After the Newton step was found: it is tried if it is short enough to stay in the basin, or if it is the last."""
     if not clock.definite:
         return _stay(clock, max_steps)
-    clock.singular = clock.flattest <= SINGULAR
     clock.close = clock.length <= tolerance
     last = _is_last(clock, max_steps)
     if clock.close or (not last and clock.step >= SLOW and clock.length < near):
@@ -316,6 +315,7 @@ def _rested(clock: Any, tolerance: float, max_steps: int) -> int:
     clock.size = clock.reached
     clock.steps += 1
     clock.jumped = True
+    clock.singular = clock.flattest <= SINGULAR
     if clock.length <= tolerance:
         return _finish(clock, OK, clock.length)
     if capped:

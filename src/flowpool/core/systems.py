@@ -22,12 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowpool.core.constants import FLAT, ROUGH, SINGULAR
+from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR
 from flowpool.core.hessian import Curvature
 
 MOST_CG = 500
 PRECISE = 1e-11  # of the first solution of the adjoint
-ADJOINT = 1e-10  # of its normal equations
+ADJOINT = 1e-8  # of its normal equations
 _RIDGE = 1e-9  # keeps the model definite where two points have met
 
 Product = Callable[[Tensor], Tensor]
@@ -40,7 +40,7 @@ class Model(NamedTuple):
     block: Tensor | None  # (B, M K, M K), factor
     basis: Tensor | None  # (B, K, D)
     exists: Tensor  # (B,) bool, it is positive definite
-    flattest: Tensor  # (B,), smallest pivot without the shift, in units of the Hessian's scale
+    flattest: Tensor  # (B,), smallest pivot of the block without the shift, in units of the Hessian's scale
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution for the right-hand side ``(B, M, D)``."""
@@ -62,11 +62,8 @@ def shifted_model(curvature: Curvature, shift: Tensor) -> Model:
     if curvature.block is None:
         return Model(others, None, None, exists, flattest / unit.mean(-1) - shift)
     block, block_exists, block_flattest = _factorised(curvature.block, shift.unsqueeze(-1) * unit)
-    if curvature.basis is None:
-        exists, flattest = block_exists, block_flattest
-    else:
-        exists, flattest = exists & block_exists, torch.minimum(flattest, block_flattest)
-    return Model(others, block, curvature.basis, exists, flattest / unit.mean(-1) - shift)
+    exists = block_exists if curvature.basis is None else exists & block_exists
+    return Model(others, block, curvature.basis, exists, block_flattest / unit.mean(-1) - shift)
 
 
 def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,7 +226,7 @@ class System(NamedTuple):
         """
         curvature, unit = self.curvature, self.curvature.unit
         penalty = (ridge * unit.mean(-1).square())[:, None, None]
-        shift = ridge.sqrt().clamp_min(FLAT)
+        shift = ridge.sqrt().clamp_min(LEAST_SHIFT)
         model = shifted_model(curvature, shift)
         for _ in range(12):  # H may be indefinite where the flow was cut off; any definite model will do
             if bool(model.exists.all()):

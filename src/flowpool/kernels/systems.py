@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from flowpool.core.constants import FLAT, OUTSIDE, ROUGH, SINGULAR
+from flowpool.core.constants import FLAT, LEAST_SHIFT, OUTSIDE, ROUGH, SINGULAR
 from flowpool.kernels.hessian import shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store
@@ -26,7 +26,7 @@ MOST_CG = 500
 BLURRED = 1e-4  # curvature that products in float32 may mistake for zero, or zero for it
 RIDGE = 1e-9  # keeps the model definite where two points have met
 PRECISE = 1e-11  # of the first solution of the adjoint
-ADJOINT = 1e-10  # of its normal equations
+ADJOINT = 1e-8  # of its normal equations
 
 
 @kernel
@@ -169,13 +169,10 @@ def damped(graph, epsilon, precision, longest, guessed, exact):  # type: ignore[
 
 
 @kernel
-def flattest_pivot(graph):  # type: ignore[no-untyped-def]
-    """Smallest curvature of H that shows in the factors of the model, which are shifted by ``FLAT``."""
+def flattest_pivot(graph, pivots, shift):  # type: ignore[no-untyped-def]
+    """Smallest curvature of H that shows in the factor of its leading block, which is shifted."""
     stay_apart()
-    flattest = smallest_pivot(graph.newton_pivots, graph.count * graph.lead)
-    if graph.lead < graph.dimension:
-        flattest = min(flattest, smallest_pivot(graph.inverse, graph.count))
-    return flattest * graph.count / 2.0 - FLAT
+    return smallest_pivot(pivots, graph.count * graph.lead) * graph.count / 2.0 - shift
 
 
 @kernel
@@ -196,7 +193,7 @@ def solve_newton(graph, epsilon, precision, longest, guessed, factored):  # type
     if graph.lead < graph.dimension and not factorise_others(graph, FLAT):
         return -math.inf
     exact = is_exact(graph, epsilon)
-    flattest = min(flattest_pivot(graph), damped(graph, epsilon, precision, longest, guessed, exact))
+    flattest = min(flattest_pivot(graph, graph.newton_pivots, FLAT), damped(graph, epsilon, precision, longest, guessed, exact))
     if flattest > 1e3 * FLAT if exact else flattest > SINGULAR or norm(graph.solution, numbers) > longest:
         return flattest
     filtered = graph.other
@@ -233,7 +230,7 @@ def solve_adjoint(graph, epsilon, ridge):  # type: ignore[no-untyped-def]
     stay_apart()
     factor, pivots, numbers = graph.newton_factor, graph.newton_pivots, graph.count * padded(graph.dimension)
     penalty = ridge * (2.0 / graph.count) ** 2
-    shift = max(FLAT, math.sqrt(ridge))
+    shift = max(LEAST_SHIFT, math.sqrt(ridge))
     # H may be indefinite where the flow was cut off; any definite model will do.
     while not (shifted_factor(graph, shift, factor, pivots) and factorise_others(graph, shift)):
         shift *= 10.0
@@ -271,7 +268,7 @@ def solve_adjoint(graph, epsilon, ridge):  # type: ignore[no-untyped-def]
         strength = following
     normal_residual(graph, epsilon, penalty, solution, graph.velocity, rest)
     missed = norm(rest, numbers)
-    return missed / size if size > 0.0 else missed, min(curvature, flattest_pivot(graph) + FLAT - shift)
+    return missed / size if size > 0.0 else missed, min(curvature, flattest_pivot(graph, pivots, shift))
 
 
 @kernel

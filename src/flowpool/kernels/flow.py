@@ -28,16 +28,16 @@ for _part in law.LAW:
 @shared
 def needs_evaluation(request):  # type: ignore[no-untyped-def]
     """Whether the gradient at ``there`` is part of what is asked for."""
-    return request <= TIGHTEN or request == TRY or request == STAGE or request == LAND
+    return request <= TIGHTEN or request in (TRY, STAGE, LAND)
 
 
 @shared
 def has_equal_masses(graph):  # type: ignore[no-untyped-def]
     """Whether all points have the same mass."""
+    equal = True
     for i in range(1, graph.count):
-        if graph.point_masses[0, i] != graph.point_masses[0, 0]:
-            return False
-    return True
+        equal = equal and graph.point_masses[0, i] == graph.point_masses[0, 0]
+    return equal
 
 
 @kernel

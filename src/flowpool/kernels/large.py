@@ -69,7 +69,7 @@ def _memory(point_masses: Array, features: int, length: int) -> _Memory:
 
 
 @kernel
-def take_block(graph, nodes, mean, inverse, masses, begin, size):  # type: ignore[no-untyped-def]
+def take_block(graph, nodes, mean, inverse, masses, place, size):  # type: ignore[no-untyped-def]
     """Fills the nodes ``begin .. begin + size`` in their frame, and their masses, with zeros up to a whole block."""
     stay_apart()
     features = graph.hull
@@ -134,7 +134,7 @@ def add_change(graph, partial, chunk):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def write_block(graph, begin, size, inverse, epsilon, order, frame, grad_nodes, grad_masses):  # type: ignore[no-untyped-def]
+def write_block(graph, place, size, inverse, epsilon, order, frame, grad_nodes, grad_masses):  # type: ignore[no-untyped-def]
     """Writes gradients of the block's nodes and masses; ``frame`` holds shift, stretch, tilt and bend, ``(4, D)``."""
     stay_apart()
     count, features, tangent = graph.count, graph.hull, graph.double
@@ -183,9 +183,9 @@ def sweep(  # type: ignore[no-untyped-def]
         if chunk < 0 or chunk >= partial.shape[0]:
             break
         partial[chunk, :] = 0.0
-        for begin in range(chunk * span, min((chunk + 1) * span, number), BLOCK):
-            size = min(BLOCK, number - begin)
-            take_block(graph, nodes, mean, inverse, masses, begin, size)
+        for place in range(chunk * span, min((chunk + 1) * span, number), BLOCK):
+            size = min(BLOCK, number - place)
+            take_block(graph, nodes, mean, inverse, masses, place, size)
             gibbs(graph.nodes, BLOCK, features, features, count, graph.scaled, graph.gibbs, graph.old_sums)
             marginals(
                 graph.masses, BLOCK, count, graph.gibbs, graph.scaling, graph.sums, tangent.conditional, tangent.plan,
@@ -205,7 +205,7 @@ def sweep(  # type: ignore[no-untyped-def]
                     if mode == _CHANGE:
                         add_change(graph, partial, chunk)
                     else:
-                        write_block(graph, begin, size, inverse, epsilon, order, frame, grad_nodes, grad_masses)
+                        write_block(graph, place, size, inverse, epsilon, order, frame, grad_nodes, grad_masses)
 
 
 @entry
@@ -252,7 +252,7 @@ def go_on(request, clocks, memory, places, epsilon, tolerance, max_steps):  # ty
             move_to(graph.there, graph.here, graph)
         if needs_evaluation(request):
             depart(request, clock, graph)
-        if request == CURVE or request == FINISHED or needs_evaluation(request):
+        if request in (CURVE, FINISHED) or needs_evaluation(request):
             return request
 
 
@@ -359,8 +359,8 @@ class LargeGraph:
     def _farthest(self) -> float:
         """Largest distance of a node from the origin of the frame."""
         squares = 0.0
-        for begin in range(0, len(self.nodes), BLOCK * CHUNK):
-            framed = (self.nodes[begin : begin + BLOCK * CHUNK] - self.mean) * self.inverse
+        for place in range(0, len(self.nodes), BLOCK * CHUNK):
+            framed = (self.nodes[place : place + BLOCK * CHUNK] - self.mean) * self.inverse
             squares = max(squares, float(np.einsum("nd,nd->n", framed, framed).max()))
         return math.sqrt(squares)
 

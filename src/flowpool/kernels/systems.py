@@ -193,7 +193,9 @@ def solve_newton(graph, epsilon, precision, longest, guessed, factored):  # type
     if graph.lead < graph.dimension and not factorise_others(graph, FLAT):
         return -math.inf
     exact = is_exact(graph, epsilon)
-    flattest = min(flattest_pivot(graph, graph.newton_pivots, FLAT), damped(graph, epsilon, precision, longest, guessed, exact))
+    flattest = min(
+        flattest_pivot(graph, graph.newton_pivots, FLAT), damped(graph, epsilon, precision, longest, guessed, exact)
+    )
     if flattest > 1e3 * FLAT if exact else flattest > SINGULAR or norm(graph.solution, numbers) > longest:
         return flattest
     filtered = graph.other

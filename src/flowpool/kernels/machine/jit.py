@@ -38,6 +38,7 @@ if QUICK:
 # Of the floating-point liberties only those that keep the meaning of NaN and infinity.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}, "boundscheck": CHECKED}
 _log = logging.getLogger("flowpool")
+_announced = False
 _lock = threading.RLock()  # Numba compiles one thing at a time, and so do we
 
 
@@ -57,6 +58,15 @@ shared = register_jitable(**(quick.PART if QUICK else {}), **_OPTIONS)
 def allocating(function: Callable[..., Any]) -> Any:
     """A function that kernels call and that may make arrays."""
     return njit(**_OPTIONS)(function)
+
+
+def _announce() -> None:
+    """Says once that kernels are being compiled."""
+    global _announced
+    if not _announced:
+        _announced = True
+        where = f"kept in {_FOLDER}" if _FOLDER else "for this process only: there is no private cache folder"
+        _log.warning("Compiling kernels; this takes half a minute, once (%s).", where)
 
 
 class entry:  # noqa: N801 - a decorator
@@ -88,8 +98,7 @@ class entry:  # noqa: N801 - a decorator
                 return self._dispatcher
             dispatcher = njit(nogil=True, **_OPTIONS)(self.function)
             if not self._trusted_files():
-                where = f"kept in {_FOLDER}" if _FOLDER else "for this process only: there is no private cache folder"
-                _log.warning("Compiling %s; this takes some seconds, once (%s).", self.name, where)
+                _announce()
             if _FOLDER is not None:
                 before = numba.config.CACHE_DIR
                 numba.config.CACHE_DIR = str(_FOLDER)
@@ -112,7 +121,7 @@ class entry:  # noqa: N801 - a decorator
             return self
 
     def _files(self) -> list[Path]:
-        return [] if _FOLDER is None else [path for path in _FOLDER.rglob(f"*.{self.name}-*.nb?")]
+        return [] if _FOLDER is None else list(_FOLDER.rglob(f"*.{self.name}-*.nb?"))
 
     def _trusted_files(self) -> list[Path]:
         """The cached files that are as they were written; others are removed."""
@@ -171,3 +180,13 @@ def _cache_folder() -> Path | None:
 
 
 _FOLDER = _cache_folder()
+
+
+def _forget() -> None:
+    """In a forked child the lock may be held by a thread that does not exist there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -44,10 +45,8 @@ class Flowed(NamedTuple):
     singular: Tensor
 
 
-class _Clock:
-    """One entry of :data:`flowpool.core.law.CLOCK`."""
-
-    __slots__ = law.CLOCK.names or ()
+class _Clock(SimpleNamespace):
+    """The fields of :data:`flowpool.core.law.CLOCK`."""
 
 
 _EVALUATE = (RACE, TIGHTEN, TRY, STAGE, LAND)

@@ -31,7 +31,7 @@ class Frame:
         cost_unit: how much its unit of cost is outside, ``(B,)``.
         geometry: the cost in the frame.
         epsilon: in the frame, ``(B,)``.
-        start: X^(0) in the frame, ``(B, M, D)``.
+        start: X^(0) in the frame, ``(B, M, D)``; an absolute one depends on the graph.
         empty: graphs without nodes, ``(B,)`` bool.
         broken: graphs with non-finite features, ``(B,)`` bool.
         solvable: graphs that need the flow: neither of these, and with at least two distinct nodes, ``(B,)`` bool.
@@ -109,7 +109,7 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
         # Without a frame the origin says nothing of the graph; only a graph that is one point needs to be told where.
         origin = torch.where(single.unsqueeze(-1), mean, 0.0)
     cost_unit = unit.detach().pow(degree or 0.0)
-    return Frame(framed, origin, scale, cost_unit, geometry, epsilon, start.detach(), empty, broken, ~single)
+    return Frame(framed, origin, scale, cost_unit, geometry, epsilon, start, empty, broken, ~single)
 
 
 def _radius(clouds: Clouds, centred: Tensor, spread: Tensor, single: Tensor) -> tuple[Tensor, Tensor]:

@@ -268,7 +268,8 @@ class System(NamedTuple):
         tiny = torch.finfo(image.dtype).tiny
         residual = _length(image - normal(solution)) / _length(image).clamp_min(tiny)
         flattest = torch.minimum(straight.flattest, model.flattest)
-        return Adjoint(solution, residual, ~(flattest > SINGULAR))
+        left = cotangent - self.product(solution)
+        return Adjoint(solution, left, residual, ~(flattest > SINGULAR))
 
 
 class Adjoint(NamedTuple):
@@ -276,11 +277,13 @@ class Adjoint(NamedTuple):
 
     Attributes:
         solution: w, ``(B, M, D)``.
+        left: ``v - H w``, what flat directions have left of the cotangent, ``(B, M, D)``.
         residual: ``|(H H + lambda) w - H v| / |H v|``, ``(B,)``.
         damped: H has flat directions, so that the ridge decided the answer along them, ``(B,)`` bool.
     """
 
     solution: Tensor
+    left: Tensor
     residual: Tensor
     damped: Tensor
 

@@ -23,7 +23,7 @@ from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, st
 from flowpool.kernels.machine.linear import padded, row_products
 from flowpool.kernels.machine.rows import draw, stay_apart
 from flowpool.kernels.memory import GRAPH_PLACES, SIZES, SPAN_PLACES, open_graph, open_span
-from flowpool.kernels.response import keep_plans, respond, scale_direction, self_plan_response
+from flowpool.kernels.response import hessian_product, keep_plans, respond, scale_direction, self_plan_response
 from flowpool.kernels.systems import solve_adjoint, solve_outside
 
 
@@ -115,17 +115,33 @@ def write_gradients(  # type: ignore[no-untyped-def]
             grad_nodes[node, d] = span.row[0, d]
 
 
+@kernel
+def keep_left(graph, span, cotangent, which, features, epsilon, left):  # type: ignore[no-untyped-def]
+    """Writes ``V - H W``; ``span.outside`` is W outside the hull, where H is 2 Q."""
+    stay_apart()
+    hessian_product(graph, graph.solution, epsilon, 0.0, True, graph.image)
+    for i in range(graph.count):
+        for d in range(features):
+            value = cotangent[which, i, d]
+            for e in range(graph.dimension):
+                value -= graph.image[i, e] * span.basis[e, d]
+            for k in range(graph.count):
+                value -= 2.0 * graph.kept_self_plan[i, k] * span.outside[k, d]
+            left[which, i, d] = value
+
+
 @entry
 def adjoint_graphs(  # type: ignore[no-untyped-def]
     nodes, bits, masses, ptr, most, points, potentials, self_potentials, point_masses, epsilons, resolution, ridge,
     cotangent, order, counter,
-    grad_nodes, grad_masses, grad_epsilon, residual, damped,
+    left, grad_nodes, grad_masses, grad_epsilon, residual, damped,
 ):  # fmt: skip
     """Gradients of the graphs ``order[k]`` for each k that is drawn from the counter.
 
     Args:
         most: largest number of nodes of these graphs.
         points, potentials, self_potentials: as :func:`flowpool.kernels.solve.solve_graphs` left them.
+        left: gets ``V - H W``, what flat directions have left of the cotangent, ``(B, M, D)``; or empty.
     """
     features = points.shape[2]
     table, members, merged, atom_of = slots(most), np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64)
@@ -154,6 +170,8 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         damped[which] = not flattest > SINGULAR
         if graph.dimension < features:
             solve_outside(graph, ridge, span.outside, span.parked, padded(features))
+        if len(left) > 0:
+            keep_left(graph, span, cotangent, which, features, epsilon, left)
         grad_epsilon[which] = respond_to_solution(graph, epsilon)
         write_gradients(
             graph, span, nodes, masses, points, which, begin, end, atom_of, epsilon, grad_nodes, grad_masses

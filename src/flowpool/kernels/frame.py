@@ -17,7 +17,7 @@ from flowpool.status import Status
 POINTLESS = 1e-13  # spread of a cloud, relative to its largest entry, below which it is one point
 
 OK, NOTHING, NONFINITE_INPUT = Status.OK.value, Status.EMPTY.value, Status.NONFINITE_INPUT.value
-MAX_STEPS, SINGULAR, NONFINITE = Status.MAX_STEPS.value, Status.SINGULAR.value, Status.NONFINITE.value
+SINGULAR, NONFINITE = Status.SINGULAR.value, Status.NONFINITE.value
 
 # What a graph is.
 CLOUD, SINGLE, EMPTY, BROKEN = 0, 1, 2, 3
@@ -178,7 +178,7 @@ def place_start(reference, relative, mean, scale, radius, unit, given_epsilon, s
 
 
 @entry
-def place_points(points, mean, scale, kind, singular, tolerance, residual, status, placed):  # type: ignore[no-untyped-def]
+def place_points(points, mean, scale, kind, singular, residual, status, placed):  # type: ignore[no-untyped-def]
     """Fills X* outside the frames, in the precision of the caller, with the status and the residual of each graph.
 
     A graph that is one point is pooled to copies of it, an empty one to zeros: both sit at their frame's origin.
@@ -204,10 +204,8 @@ def place_points(points, mean, scale, kind, singular, tolerance, residual, statu
             status[graph] = NONFINITE
         elif kind[graph] == EMPTY:
             status[graph] = NOTHING
-        elif not residual[graph] <= tolerance:
-            status[graph] = MAX_STEPS
-        else:
-            status[graph] = SINGULAR if singular[graph] else OK
+        elif status[graph] == OK and singular[graph]:
+            status[graph] = SINGULAR
 
 
 @shared
@@ -252,13 +250,15 @@ def frame_response(  # type: ignore[no-untyped-def]
 @entry
 def leave_frames(  # type: ignore[no-untyped-def]
     framed, masses, ptr, order, graphs, kind, scale, unit, share, weights, points, cotangent, epsilon, relative,
-    grad_nodes, grad_masses, grad_epsilon, scratch, to_nodes, to_masses, to_weights,
+    grad_nodes, grad_masses, grad_epsilon, begun_total, begun_moment, scratch, to_nodes, to_masses, to_weights,
 ):  # fmt: skip
     """Fills gradients of some graphs from those in their frames.
 
     Args:
         framed: the ordered nodes in their frames, ``(N, D)``.
         grad_nodes, grad_masses, grad_epsilon: in the frames, ``(N, D)``, ``(N,)`` and ``(B,)``.
+        begun_total, begun_moment: sums of the gradient g in the start s, and of ``s g``, ``(B, D)``: an absolute start
+            depends on the frame as the nodes do.
         scratch: ``(5, D)``.
         to_nodes: ``(N, D)``, in the order in which the nodes were given.
         to_masses: of the ordered nodes, ``(N,)``.
@@ -268,7 +268,7 @@ def leave_frames(  # type: ignore[no-untyped-def]
     total, moment, shift, stretch, tilt = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     for graph in graphs:
         for d in range(features):
-            total[d] = moment[d] = 0.0
+            total[d], moment[d] = begun_total[graph, d], begun_moment[graph, d]
         for node in range(ptr[graph], ptr[graph + 1]):
             for d in range(features):
                 total[d] += grad_nodes[node, d]

@@ -70,15 +70,15 @@ def _memory(point_masses: Array, features: int, length: int) -> _Memory:
 
 @kernel
 def take_block(graph, nodes, mean, inverse, masses, place, size):  # type: ignore[no-untyped-def]
-    """Fills the nodes ``begin .. begin + size`` in their frame, and their masses, with zeros up to a whole block."""
+    """Fills the nodes ``place .. place + size`` in their frame, and their masses, with zeros up to a whole block."""
     stay_apart()
     features = graph.hull
     for j in range(graph.length):
         inside = j < size
         graph.nodes[0, j] = 1.0
-        graph.masses[0, j] = masses[begin + j] if inside else 0.0
+        graph.masses[0, j] = masses[place + j] if inside else 0.0
         for d in range(features):
-            graph.nodes[1 + d, j] = (nodes[begin + j, d] - mean[d]) * inverse[d] if inside else 0.0
+            graph.nodes[1 + d, j] = (nodes[place + j, d] - mean[d]) * inverse[d] if inside else 0.0
 
 
 @kernel
@@ -147,9 +147,9 @@ def write_block(graph, place, size, inverse, epsilon, order, frame, grad_nodes, 
                 value += tangent.change[i, j] * graph.here.points[i, d]
             here = graph.nodes[1 + d, j]
             value = 2.0 * value * inverse[d] + frame[0, d] + frame[1, d] * here
-            grad_nodes[order[begin + j], d] = graph.masses[0, j] * value
+            grad_nodes[order[place + j], d] = graph.masses[0, j] * value
             to_mass += (frame[2, d] + frame[3, d] * here) * here
-        grad_masses[begin + j] = to_mass
+        grad_masses[place + j] = to_mass
 
 
 @entry
@@ -447,10 +447,11 @@ class LargeGraph:
             hessian if formed else hessian * math.nan, cotangent.ravel(), ridge, count
         )
         way = solution.reshape(count, features)
+        left = cotangent - (hessian @ solution).reshape(count, features)
 
         answered = self._pass(_RESPONSE, points, potential, epsilon, count, way)
         schur = np.diag(sums.rows) - sums.overlap + 1.0 / count**2 + ROUNDING * np.eye(count)
-        step = np.linalg.lstsq(schur, answered, rcond=None)[0]
+        step: Array = np.linalg.lstsq(schur, answered, rcond=None)[0].astype(np.float64)
         pull = self._pass(_CHANGE, points, potential, epsilon, count * features, way, step).reshape(count, features)
         plan = memory.array("kept_self_plan")
         change = 2 * np.einsum("ikd,ikd->ik", points[:, None] - points[None], way[:, None] - way[None])
@@ -459,7 +460,7 @@ class LargeGraph:
         slope = -2 * (points * pull).sum() + np.einsum("ik,id,kd->", self_change, points, points)
         total = 2 * sums.rows @ way  # rows of dP sum to zero
         moment = 2 * (way * sums.pulled + points * pull).sum(0)
-        return LargeAdjoint(float(slope) / epsilon, total, moment, residual, damped, points, potential, way, step)
+        return LargeAdjoint(float(slope) / epsilon, total, moment, residual, damped, left, points, potential, way, step)
 
     def write(self, found: LargeAdjoint, leaving: Leaving) -> None:
         """Writes the gradients in nodes and masses."""
@@ -474,6 +475,7 @@ class LargeAdjoint(NamedTuple):
     moment: Array  # the same of y_j g_j, (D,)
     residual: float  # of the system, relative
     damped: bool  # H has flat directions, so that the ridge decides
+    left: Array  # V - H W, along flat directions, (M, D)
     points: Array  # X*, (M, D)
     potential: Array  # f, (M,)
     way: Array  # W, (M, D)

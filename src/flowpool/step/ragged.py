@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flowpool.engines.choice import HAS_NUMBA
+from flowpool.engines.choice import missing_kernels
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ def opaque(fake: Callable[..., Any]) -> Callable[[_Function], _Function]:
 
 def can_compile(tensor: Tensor) -> bool:
     """Whether there are kernels for it; where not, torch computes the same."""
-    return HAS_NUMBA and tensor.device.type == "cpu" and tensor.dtype == torch.float64
+    return missing_kernels() is None and tensor.device.type == "cpu" and tensor.dtype == torch.float64
 
 
 def arrays(*tensors: Tensor) -> list[Any]:

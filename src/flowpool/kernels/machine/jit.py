@@ -28,6 +28,8 @@ import numba
 from numba import njit
 from numba.extending import register_jitable
 
+from flowpool.kernels.errors import KernelError
+
 CHECKED = os.environ.get("FLOWPOOL_CHECKED") == "1"
 TRIED = ("0.68.1",)  # versions of Numba whose internals the quick way has been tried with
 QUICK = numba.__version__ in TRIED and not CHECKED and os.environ.get("FLOWPOOL_PLAIN") != "1"
@@ -40,10 +42,6 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "ns
 _log = logging.getLogger("flowpool")
 _announced = False
 _lock = threading.RLock()  # Numba compiles one thing at a time, and so do we
-
-
-class KernelError(RuntimeError):
-    """Kernels cannot be compiled on this machine."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:

@@ -67,7 +67,7 @@ class Table(types.Type):
         for field, kind in fields.items():
             self.fields[field] = len(shapes), kind
             shapes.extend(kind.shapes if isinstance(kind, Table) else [kind])
-        self.shapes = np.array(shapes, np.int64)
+        self.shapes: Any = np.array(shapes, np.int64)
         super().__init__(name=f"flowpool.{name}")
 
 

@@ -1,9 +1,8 @@
-"""The compiled engine as functions of NumPy arrays.
+"""The kernels on a batch of graphs, as functions of NumPy arrays.
 
 :func:`arrange` sorts the nodes, :func:`frame` finds the frames of the graphs, :func:`begin` places the start in them,
 :func:`solve` finds the stationary points, :func:`end` hands them out, and :func:`adjoint` takes gradients back to the
-nodes as they were given. They check nothing but what would make the kernels read or write outside their arrays. What
-graphs may be given, and what becomes of the answers, is decided by :mod:`flowpool.engines.compiled`.
+nodes as they were given. They check nothing but what would make the kernels read or write outside their arrays.
 """
 
 from __future__ import annotations
@@ -124,19 +123,19 @@ class _Inside(NamedTuple):
     damped: NDArray[np.bool_]
 
 
-def arrange(nodes: Floats, graph: Index, graphs: int) -> tuple[Index, Index]:
-    """Offsets ``(B + 1,)`` of the graphs, and the order ``(N,)`` that sorts nodes by graph and then by features.
+def arrange(nodes: Floats, graph: Index, ptr: Index) -> Index:
+    """The order ``(N,)`` that sorts nodes by graph and then by features.
 
     Args:
         nodes: ``(N, D)``.
         graph: of each node, ``(N,)``, from 0 to B - 1.
-        graphs: B.
+        ptr: offsets of the sorted graphs, ``(B + 1,)``.
     """
-    ptr = np.zeros(graphs + 1, np.int64)
-    np.cumsum(np.bincount(graph, minlength=graphs), out=ptr[1:])
+    if graph.shape != (len(nodes),) or not np.array_equal(np.diff(ptr), np.bincount(graph, minlength=len(ptr) - 1)):
+        raise ValueError(f"ptr {ptr.shape} does not count the graphs of {len(nodes)} nodes, {graph.shape}.")
     order, spare, keys = np.empty_like(graph), np.empty_like(graph), np.empty(len(graph))
     order_nodes(nodes, graph, ptr, _direction(nodes.shape[1]), order, spare, keys)
-    return ptr, order
+    return order
 
 
 @lru_cache
@@ -198,13 +197,12 @@ def begin(frames: Frames, reference: Array, epsilon: Array, relative: bool) -> t
     return start, level
 
 
-def end(frames: Frames, solved: Solved, tolerance: float, precision: np.dtype[Any]) -> Floats:
+def end(frames: Frames, solved: Solved, precision: np.dtype[Any]) -> Floats:
     """X* outside the frames, ``(B, M, D)``; the residual and the status of :class:`Solved` become those of the caller."""
     placed: Floats = np.empty(solved.points.shape, precision)
     place_points(
-        solved.points, frames.mean, frames.scale, frames.kind, solved.singular, tolerance, solved.residual,
-        solved.status, placed,
-    )  # fmt: skip
+        solved.points, frames.mean, frames.scale, frames.kind, solved.singular, solved.residual, solved.status, placed
+    )
     return placed
 
 
@@ -270,6 +268,7 @@ def adjoint(
     order: Index,
     frames: Frames,
     weights: Array,
+    reference: Array,
     points: Array,
     potentials: Array,
     self_potentials: Array,
@@ -286,6 +285,7 @@ def adjoint(
     Args:
         order: which node of the caller stands at each place, ``(N,)``.
         weights: as for :func:`frame`.
+        reference: as for :func:`begin`. Where it is absolute, flat directions of X* depend on the frame through it.
         points, potentials, self_potentials: of :class:`Solved`.
         epsilon: as given, ``(B,)``.
         relative: as for :func:`begin`.
@@ -303,7 +303,8 @@ def adjoint(
     _require(epsilon, (graphs,), "epsilon")
     if order.shape != (len(nodes),):
         raise ValueError(f"order has shape {order.shape}; expected ({len(nodes)},).")
-    level = epsilon if relative else epsilon / frames.unit**2
+    start, level = begin(frames, reference, epsilon, relative)
+    left = np.zeros((0 if relative else graphs, count, features))  # of the cotangent, along flat directions
     seed = cotangent * frames.scale[:, None]  # gradient in X* in the frame
     # Rows of large graphs stay untouched and so cost no memory.
     inside = _Inside(
@@ -326,14 +327,17 @@ def adjoint(
         def work(counter: Index) -> None:
             adjoint_graphs(
                 framed, bits, masses, ptr, most, points, potentials, self_potentials, point_masses, level, resolution,
-                ridge, seed, small, counter, *inside,
+                ridge, seed, small, counter, left, *inside,
             )  # fmt: skip
 
         run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
     shape = (frames.kind, frames.scale, frames.unit, frames.share, weights, points, cotangent)
+    begun = np.zeros((2, graphs, features))
+    if not relative:
+        begun = np.stack([left.sum(1), (left * start).sum(1)])
     leave_frames(
         framed, masses, ptr, order, others, *shape, level, relative, inside.nodes, inside.masses, inside.epsilon,
-        np.empty((5, features)), to_nodes, to_masses, to_weights,
+        *begun, np.empty((5, features)), to_nodes, to_masses, to_weights,
     )  # fmt: skip
     for graph in large:
         from flowpool.kernels.large import Leaving

@@ -57,7 +57,7 @@ def load(_context: Any, rows: Any, row: Any, column: Any) -> Any:
     kind = _LANES[rows]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        start = item_pointer(context, builder, rows, *arguments[:3], kind.width)
+        start = item_pointer(context, builder, rows, arguments[0], arguments[1], arguments[2], kind.width)
         pointer = builder.bitcast(start, _VECTORS[kind].as_pointer())
         return builder.load(pointer, align=kind.number.bitwidth // 8)
 
@@ -70,7 +70,7 @@ def store(_context: Any, rows: Any, row: Any, column: Any, value: Any) -> Any:
     kind = _LANES[rows]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        start = item_pointer(context, builder, rows, *arguments[:3], kind.width)
+        start = item_pointer(context, builder, rows, arguments[0], arguments[1], arguments[2], kind.width)
         pointer = builder.bitcast(start, _VECTORS[kind].as_pointer())
         builder.store(arguments[3], pointer, align=kind.number.bitwidth // 8)
         return context.get_dummy_value()

@@ -1,0 +1,44 @@
+"""``flowpool explore``: the page to play with."""
+
+from __future__ import annotations
+
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explore(
+    runs: Annotated[Path, typer.Option(help="Folder with results of flowpool evaluate.")] = Path("runs"),
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with datasets in TU format (zip or unpacked); default: FLOWPOOL_DATA.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """Play with pooling in the browser: drag nodes, look at graphs, compare pools, read results.
+
+    The first line printed is the address. Only this machine can open it. Ctrl-C ends it.
+    """
+    from flowpool.explore.server import make_explorer
+
+    try:
+        if data is not None and not data.exists():
+            raise ValueError(f"--data names {data}, which does not exist.")
+        explorer = make_explorer(None if data is None else str(data), runs, port)
+    except (ValueError, OSError) as error:
+        typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
+    typer.echo(explorer.url)
+    typer.echo("Ctrl-C ends it.", err=True)
+    threading.Thread(target=explorer.warm_up, daemon=True).start()
+    try:
+        if open_page and not webbrowser.open(explorer.url):
+            typer.echo("No browser was found here; open the address yourself.", err=True)
+        explorer.serve_forever()
+    except KeyboardInterrupt:
+        typer.echo("Ending.", err=True)
+    finally:
+        explorer.server_close()

@@ -1,0 +1,57 @@
+// Questions to the server. While one is under way only the newest of those that follow is kept, so that a drag never queues.
+
+const notice = document.getElementById("notice");
+const SLOW = 1000; // milliseconds after which a wait is explained
+
+export async function ask(name, body = {}) {
+  let response;
+  try {
+    response = await fetch(`api/${name}`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    });
+  } catch {
+    throw new Error("The server does not answer. Is flowpool explore still running?");
+  }
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
+
+export function say(sentence, calm = false) {
+  notice.hidden = !sentence;
+  notice.textContent = sentence;
+  notice.classList.toggle("calm", calm);
+}
+
+// A function that asks `name`; `show` gets the answer, the question and the milliseconds that the round trip took.
+export function asker(name, show) {
+  let waiting = null;
+  let busy = false;
+
+  return async function send(body) {
+    waiting = body;
+    if (busy) return;
+    busy = true;
+    while (waiting) {
+      const asked = waiting;
+      waiting = null;
+      const begin = performance.now();
+      const explain = setTimeout(
+        () => say("Computing … The very first time, kernels are compiled; that takes about half a minute.", true),
+        SLOW,
+      );
+      try {
+        const answer = await ask(name, asked);
+        say("");
+        show(answer, asked, performance.now() - begin);
+      } catch (error) {
+        say(error.message);
+      } finally {
+        clearTimeout(explain);
+      }
+    }
+    busy = false;
+  };
+}

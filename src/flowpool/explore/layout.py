@@ -44,8 +44,9 @@ def layout(edges: NDArray[np.int64], num_nodes: int) -> Floats:
         if done:
             break
     _, _, axes = np.linalg.svd(places - places.mean(0), full_matrices=False)
-    turned: Floats = (places - places.mean(0)) @ axes.T
-    return turned / np.abs(turned).max()
+    turned = (places - places.mean(0)) @ axes.T
+    framed: Floats = turned / np.abs(turned).max()
+    return framed
 
 
 def _distances(edges: NDArray[np.int64], num_nodes: int) -> Floats:

@@ -13,8 +13,8 @@ from flowpool.core.divergence import sinkhorn_divergence
 from flowpool.core.sinkhorn import wasserstein
 from flowpool.explore import fields
 
-MOST_FRAMES = 16  # of a path; the steps of a longer flow are thinned out
-EULER = (0.125,) * 4 + (0.25,) * 4 + (0.5,) * 4 + (1.0,) * 4  # step sizes along the flow without debiasing
+MOST_FRAMES = 12  # of a path; the steps of a longer flow are thinned out
+EULER = (0.125,) * 3 + (0.25,) * 3 + (0.5,) * 3 + (1.0,) * 3  # step sizes along the flow without debiasing
 
 
 class Question(NamedTuple):

@@ -5,6 +5,10 @@ const SLOW = 1000; // milliseconds after which a wait is explained
 
 export async function ask(name, body = {}) {
   let response;
+  const explain = setTimeout(
+    () => say("Computing … The very first time, kernels are compiled; that takes about half a minute.", true),
+    SLOW,
+  );
   try {
     response = await fetch(`api/${name}`, {
       method: "POST",
@@ -13,9 +17,12 @@ export async function ask(name, body = {}) {
     });
   } catch {
     throw new Error("The server does not answer. Is flowpool explore still running?");
+  } finally {
+    clearTimeout(explain);
   }
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
+  say("");
   return answer;
 }
 
@@ -38,18 +45,10 @@ export function asker(name, show) {
       const asked = waiting;
       waiting = null;
       const begin = performance.now();
-      const explain = setTimeout(
-        () => say("Computing … The very first time, kernels are compiled; that takes about half a minute.", true),
-        SLOW,
-      );
       try {
-        const answer = await ask(name, asked);
-        say("");
-        show(answer, asked, performance.now() - begin);
+        show(await ask(name, asked), asked, performance.now() - begin);
       } catch (error) {
         say(error.message);
-      } finally {
-        clearTimeout(explain);
       }
     }
     busy = false;

@@ -197,7 +197,7 @@ function fillNode() {
   for (const [place, name] of ["x", "y", "mass"].entries()) {
     const input = byId(`node-${name}`);
     input.disabled = !node;
-    if (document.activeElement !== input) input.value = node ? Number(node[place].toFixed(3)) : "";
+    if (document.activeElement !== input) input.value = node ? Number(node[place].toFixed(2)) : "";
   }
   for (const name of ["before", "after", "remove"]) byId(`node-${name}`).disabled = !node;
   if (document.activeElement !== byId("text")) byId("text").value = toText(cloud.nodes);

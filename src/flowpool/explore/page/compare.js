@@ -63,7 +63,7 @@ function draw() {
     drawNodes(panel.nodes, panel.plane);
     const found = answer?.pools.find((pool) => pool.name === name);
     if (!found) continue;
-    const radii = found.masses?.map((mass) => 9 * Math.sqrt(mass * found.masses.length));
+    const radii = found.masses?.map((mass) => Math.max(7, 9 * Math.sqrt(mass * found.masses.length)));
     drawPoints(panel.points, panel.plane, found.points, radii);
     panel.value.textContent = found.lost.toFixed(3);
     set(panel.bar, { width: `${(100 * found.lost) / most}%` });

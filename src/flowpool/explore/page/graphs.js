@@ -69,13 +69,14 @@ function go(graph) {
 function draw() {
   if (!active || !answer || !picture.width || !plane.width) return;
   fillReadout(byId("graphs-readout"), answer, converged(answer.status));
-  byId("graphs-readout").title = answer.advice;
+  byId("graphs-advice").hidden = answer.status === "OK";
+  byId("graphs-advice").textContent = answer.advice;
   drawGraph();
   drawFeatures();
   drawLegend();
   const count = answer.nodes.length;
   byId("graphs-about").textContent =
-    `${asked.dataset}, graph ${asked.graph} of ${answer.graphs}: ${count} nodes, ${answer.edges.length} edges, class ${answer.class}. ` +
+    `${asked.dataset}, graph ${asked.graph} of 0 to ${answer.graphs - 1}: ${count} nodes, ${answer.edges.length} edges, class ${answer.class}. ` +
     "A node is divided among the points that its mass flows to.";
   byId("graphs-share").textContent =
     `The same nodes by their features, averaged over ${asked.hops} hops: the two principal axes hold ${Math.round(100 * answer.share)} % of the variance. ` +

@@ -50,8 +50,8 @@ function tableRow(row, reference, place) {
     html("th", { scope: "row" }, row.pool),
     html("td", { class: "strip" }, strip),
     html("td", {}, `${percent(row.mean)} ± ${percent(row.deviation)}`),
-    html("td", {}, row.pool === reference ? "reference" : difference),
-    html("td", {}, "p" in row && row.p !== null ? row.p.toFixed(2) : ""));
+    html("td", { "data-name": `minus ${reference}` }, difference),
+    html("td", { "data-name": "p" }, "p" in row && row.p !== null ? row.p.toFixed(2) : ""));
 }
 
 function axis(low, high, place) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -24,13 +24,12 @@ def explore(
     """
     from flowpool.explore.server import make_explorer
 
+    if data is not None and not data.exists():
+        _refuse(f"--data names {data}, which does not exist.")
     try:
-        if data is not None and not data.exists():
-            raise ValueError(f"--data names {data}, which does not exist.")
         explorer = make_explorer(None if data is None else str(data), runs, port)
-    except (ValueError, OSError) as error:
-        typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(2) from None
+    except OSError as error:
+        _refuse(f"Port {port} cannot be used: {error.strerror}. Pass another --port, or none to take a free one.")
     typer.echo(explorer.url)
     typer.echo("Ctrl-C ends it.", err=True)
     threading.Thread(target=explorer.warm_up, daemon=True).start()
@@ -42,3 +41,8 @@ def explore(
         typer.echo("Ending.", err=True)
     finally:
         explorer.server_close()
+
+
+def _refuse(sentence: str) -> NoReturn:
+    typer.secho(f"Error: {sentence}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(2)

@@ -96,7 +96,7 @@ def _is_dataset(path: Path, data: str | None) -> bool:
 
 @lru_cache(maxsize=4)
 def load(name: str, data: str | None) -> GraphDataset:
-    return make_shapes(num_per_class=5) if name == SHAPES else load_dataset(name, data, download=False)
+    return make_shapes() if name == SHAPES else load_dataset(name, data, download=False)
 
 
 @lru_cache(maxsize=256)

@@ -54,10 +54,10 @@ class Explorer(ThreadingHTTPServer):
     daemon_threads = True  # a page that is still open keeps a connection, which must not keep the program
 
     def __init__(self, answers: Mapping[str, Answer], report: Callable[[str], bytes], port: int = 0) -> None:
-        super().__init__((ADDRESS, port), _Handler)
         self.answers = answers
         self.report = report
         self.computing = threading.Lock()  # one at a time: on a small machine two would only slow each other down
+        super().__init__((ADDRESS, port), _Handler)
         self.token = secrets.token_urlsafe(24)
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
         folder = files("flowpool.explore") / "page"
@@ -146,16 +146,16 @@ class _Handler(BaseHTTPRequestHandler):
             work(self._checked_path())
         except _Refused as refused:
             self.close_connection = True  # what was not read must not be taken for the next request
-            self._send_json(refused.status, {"error": str(refused)})
+            self._send_error(refused.status, str(refused))
         except ModuleNotFoundError as error:
             sentence = f"The package {error.name} is missing; pip install 'flowpool[lab]' brings it."
-            self._send_json(HTTPStatus.NOT_IMPLEMENTED, {"error": sentence})
+            self._send_error(HTTPStatus.NOT_IMPLEMENTED, sentence)
         except (ValueError, OSError) as error:
-            self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            self._send_error(HTTPStatus.BAD_REQUEST, str(error))
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             sentence = f"The computation failed ({type(error).__name__}); the terminal of flowpool explore says where."
-            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": sentence})
+            self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, sentence)
 
     def _checked_path(self) -> list[str]:
         """The parts of the path behind the token."""
@@ -205,6 +205,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_json(self, status: HTTPStatus, value: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(value, allow_nan=False).encode())
+
+    def _send_error(self, status: HTTPStatus, sentence: str) -> None:
+        """To a person who opened an address as plain text, to the page as JSON."""
+        if self.command == "GET":
+            self._send(status, "text/plain; charset=utf-8", sentence.encode())
+        else:
+            self._send_json(status, {"error": sentence})
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, policy: str = _PAGE_POLICY) -> None:
         self.send_response(status)

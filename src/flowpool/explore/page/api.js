@@ -2,9 +2,16 @@
 
 const notice = document.getElementById("notice");
 const SLOW = 1000; // milliseconds after which a wait is explained
+let pending = 0;
+
+function count(change) {
+  pending += change;
+  document.getElementById("main").setAttribute("aria-busy", pending > 0);
+}
 
 export async function ask(name, body = {}) {
-  let response;
+  let response, answer;
+  count(1);
   const explain = setTimeout(
     () => say("Computing … The very first time, kernels are compiled; that takes about half a minute.", true),
     SLOW,
@@ -15,12 +22,13 @@ export async function ask(name, body = {}) {
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(body),
     });
+    answer = await response.json();
   } catch {
     throw new Error("The server does not answer. Is flowpool explore still running?");
   } finally {
     clearTimeout(explain);
+    count(-1);
   }
-  const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
   say("");
   return answer;

@@ -105,14 +105,17 @@ const clamped = (value) => Math.min(Math.max(value, -FARTHEST), FARTHEST);
 
 export function makeNodeLayer(plane) {
   const layer = svg("g", { class: "nodes" });
-  const nodeOf = (event) => {
-    const mark = event.target.closest(".node");
-    return mark ? [...layer.children].indexOf(mark) : -1;
+  // The areas that can be hit overlap, so the nearest node is meant, whichever lies on top.
+  const nodeAt = (event) => {
+    if (!event.target.closest(".node")) return -1;
+    const [x, y] = plane.toFeatures(event);
+    const gaps = cloud.nodes.map((node) => Math.hypot(node[0] - x, node[1] - y));
+    return gaps.indexOf(Math.min(...gaps));
   };
   let dragged = -1;
   let offset = [0, 0];
   plane.element.addEventListener("pointerdown", (event) => {
-    dragged = nodeOf(event);
+    dragged = nodeAt(event);
     if (dragged < 0) return;
     event.preventDefault(); // no selection of text; the focus is set by hand
     plane.element.setPointerCapture(event.pointerId);
@@ -127,11 +130,10 @@ export function makeNodeLayer(plane) {
     moveNode(dragged, [x + offset[0], y + offset[1]]);
   });
   for (const end of ["pointerup", "pointercancel"]) plane.element.addEventListener(end, () => { dragged = -1; });
-  plane.element.addEventListener("dblclick", (event) => nodeOf(event) < 0 && addNode(plane.toFeatures(event)));
+  plane.element.addEventListener("dblclick", (event) => nodeAt(event) < 0 && addNode(plane.toFeatures(event)));
   layer.addEventListener("keydown", (event) => {
-    const node = nodeOf(event);
-    if (node < 0 || event.ctrlKey || event.altKey || event.metaKey) return;
-    if (act(event, node, plane.reach)) {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    if (act(event, [...layer.children].indexOf(event.target), plane.reach)) {
       event.preventDefault();
       layer.children[cloud.selected]?.focus();
     }

@@ -129,9 +129,9 @@ async function animate() {
   await go(position < 1 ? position : 0);
   if (!answer || answer.path.length < 2) return stop(1);
   byId("play-animate").textContent = "❚❚ Pause";
-  let before = performance.now();
+  let before = null;
   const tick = (now) => {
-    position = Math.min(1, position + (now - before) / 1000 / SECONDS);
+    position = Math.min(1, position + (now - (before ?? now)) / 1000 / SECONDS);
     before = now;
     draw();
     if (position < 1) playing = requestAnimationFrame(tick);

@@ -1,6 +1,7 @@
 """Play: points, path, plan and numbers against closed forms and other ways to compute them."""
 
 import numpy as np
+import ot
 import pytest
 import torch
 from explore.clouds import crescent, question
@@ -69,6 +70,26 @@ def test_the_path_is_the_flow(debias: bool) -> None:
     nearest = (frames[:, None] - way).norm(dim=-1).amax(-1).amin(1)  # (K,)
     length = (frames[0] - frames[-1]).norm(dim=-1).max()
     assert float(nearest.max()) < 0.06 * float(length)
+
+
+def test_every_frame_is_where_the_solver_is_after_so_many_steps() -> None:
+    given, asked = play.answer(question(crescent())), play.read(question(crescent()))
+    for frame, step in list(zip(given["path"], given["path_steps"], strict=True))[1:]:
+        stopped = asked.pool(step)
+        assert int(stopped.steps[0]) == step
+        np.testing.assert_allclose(frame, stopped.points[0], atol=1e-12)
+
+
+def test_without_debiasing_every_step_goes_towards_the_barycentric_map() -> None:
+    given = play.answer(question(crescent(), debias=False, epsilon=0.3))
+    asked = play.read(question(crescent(), debias=False, epsilon=0.3))
+    nodes, frames = asked.nodes.numpy(), np.array(given["path"])
+    for here, there, size in zip(frames, frames[1:-1], play.EULER, strict=False):
+        cost = ot.dist(here, nodes)
+        level = 0.3 * asked.radius**2
+        plan = ot.sinkhorn(np.full(4, 0.25), asked.masses.numpy(), cost, level, method="sinkhorn_log", stopThr=1e-13)
+        np.testing.assert_allclose(there, here + size * (4 * plan @ nodes - here), atol=1e-6)
+    assert len(frames) == len(play.EULER) + 2
 
 
 def test_a_long_flow_is_thinned_out() -> None:

@@ -38,7 +38,7 @@ def explore(
             typer.echo("No browser was found here; open the address yourself.", err=True)
         explorer.serve_forever()
     except KeyboardInterrupt:
-        typer.echo("Ending.", err=True)
+        typer.echo("Ending, once the computation under way is done.", err=True)
     finally:
         explorer.server_close()
 

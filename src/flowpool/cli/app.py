@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from flowpool.cli.explore import explore
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -400,6 +402,9 @@ def _folder_name(identity: dict[str, Any]) -> str:
     """A name that is different for every configuration."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return f"{identity['dataset']}-{identity['backbone']}-{digest[:10]}"
+
+
+app.command()(explore)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_attention_is_a_softmax_in_each_graph_with_mean_one():
 
 
 def test_pooling_forgets_the_total_of_the_masses_and_the_size_is_kept():
-    layer = FlowPool(2, 3, mass="append", tolerance=1e-11)
+    layer = FlowPool(2, 3, size="append", tolerance=1e-11)
     attention = Attention(2).double()
     torch.nn.init.normal_(attention.score.weight, generator=torch.Generator().manual_seed(4))
     masses = attention(NODES, BATCH)

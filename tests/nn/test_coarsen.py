@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def layer(num_points=3, in_channels=2, **options):
-    return FlowCoarsen(num_points, in_channels, **({"tolerance": 1e-10, "engine": "torch"} | options))
+    return FlowCoarsen(in_channels, num_points, **({"tolerance": 1e-10, "engine": "torch"} | options))
 
 
 def dense_adjacency(edges, weights, num_nodes):
@@ -217,7 +217,7 @@ def test_trouble_is_reported_as_by_the_pool():
         ((X[:5], EDGES), ValueError, "1 edges name nodes that are not there .*edge 11, 5 to 5.*0 to 4"),
         ((X, EDGES - 1), ValueError, "name nodes that are not there .*edge 0, -1 to 0"),
         ((X, EDGES, WEIGHTS[:3]), ValueError, r"edge_weight has shape \(3,\); expected \(12,\)"),
-        ((X, EDGES, WEIGHTS.float()), TypeError, "edge_weight is torch.float32, nodes are torch.float64"),
+        ((X, EDGES, WEIGHTS.float()), TypeError, "edge_weight is torch.float32, x is torch.float64"),
         ((X, EDGES, WEIGHTS.tolist()), TypeError, "edge_weight is a list"),
         ((X, EDGES, None, BATCH[:3]), ValueError, r"batch has shape \(3,\)"),
         ((X, EDGES, None, BATCH.flip(0)), ValueError, r"edges join different graphs \(first: edge 6, from graph 3 to"),

@@ -156,7 +156,7 @@ class FlowCoarsen(nn.Module):
                     f"edge_attr has shape {tuple(edge_attr.shape)}; expected ({num_edges}, num_edge_features)."
                 )
         differentiable = torch.is_grad_enabled() and self.pool.options.gradient != "none"
-        with torch.autocast(x.device.type, enabled=False), torch.set_grad_enabled(differentiable):
+        with torch.set_grad_enabled(differentiable):
             clouds, order = precise_clouds(x, batch, None, masses, dim_size, "x")
             back = order.argsort()
             node_batch = clouds.batch[back]

@@ -184,7 +184,8 @@ class FlowPool(PointAggregation):
             )
 
     def __repr__(self) -> str:
-        settings = f"epsilon={float(self.epsilon):g}, cost={type(self.cost).__name__}, size={self.size!r}"
+        epsilon = self._epsilon if self.log_epsilon is None else float(self.log_epsilon.detach().exp())
+        settings = f"epsilon={epsilon:g}, cost={type(self.cost).__name__}, size={self.size!r}"
         return f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, {settings})"
 
     def _load_from_state_dict(

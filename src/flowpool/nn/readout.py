@@ -154,19 +154,18 @@ class FlowReadout(PointAggregation):
         """
         self._check(x)
         self._check_dim(dim)
-        with torch.autocast(x.device.type, enabled=False):
-            given, order = precise_clouds(x, index, ptr, masses, dim_size, "x")
-            check_most(given.sizes, max_num_elements)
-            weights = torch.ones_like(given.masses) if masses is None else masses.to(given.masses.dtype)[order]
-            whole, broken = without_broken(given)
-            clouds = whole.moved(normalised(self.node_norm, whole.nodes, ~broken[whole.batch] & (weights > 0)))
-            size = clouds.sum(weights).unsqueeze(-1)  # (B, 1)
-            received = self._received(clouds, None if masses is None else weights, broken, x.dtype)
-            rows = self._columns(received, clouds, size)  # (B, out_channels)
-            broken = broken | ~rows.detach().isfinite().all(1)  # of the second kind are those that overflowed inside
-            rows = torch.where(broken[:, None], 0.0, rows)
-            rows = normalised(self.output_norm, rows, ~broken & (clouds.sizes > 0))
-            return torch.where(broken[:, None], torch.nan, rows).to(x.dtype)
+        given, order = precise_clouds(x, index, ptr, masses, dim_size, "x")
+        check_most(given.sizes, max_num_elements)
+        weights = torch.ones_like(given.masses) if masses is None else masses.to(given.masses.dtype)[order]
+        whole, broken = without_broken(given)
+        clouds = whole.moved(normalised(self.node_norm, whole.nodes, ~broken[whole.batch] & (weights > 0)))
+        size = clouds.sum(weights).unsqueeze(-1)  # (B, 1)
+        received = self._received(clouds, None if masses is None else weights, broken, x.dtype)
+        rows = self._columns(received, clouds, size)  # (B, out_channels)
+        broken = broken | ~rows.detach().isfinite().all(1)  # of the second kind are those that overflowed inside
+        rows = torch.where(broken[:, None], 0.0, rows)
+        rows = normalised(self.output_norm, rows, ~broken & (clouds.sizes > 0))
+        return torch.where(broken[:, None], torch.nan, rows).to(x.dtype)
 
     def _received(self, clouds: Clouds, masses: Tensor | None, broken: Tensor, dtype: torch.dtype) -> Received:
         """What the points stand for; no variances where the flow took them to the nodes themselves.

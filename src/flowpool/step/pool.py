@@ -29,6 +29,7 @@ from flowpool.step.balance import balanced
 from flowpool.step.ragged import products_of_rows, sums_of_products, use_kernels
 
 _NOTHING = 1e-30  # share of a graph below which a point is told to have received nothing
+_ROUNDING = 1e-14  # of a mean square, below which a variance is not told from that of a single node
 
 
 class Received(NamedTuple):
@@ -203,11 +204,12 @@ def receive(clouds: Clouds, step: Step) -> Received:
     dim = reference.shape[1]
     terms = torch.cat([torch.ones_like(deviations[:, :1]), deviations, deviations.square()], 1)  # (N, 1 + 2 D)
     received, first, second = sums_of_products(plan, terms, ptr, compiled).split([1, dim, dim], -1)  # (B, M, ...)
-    # Next to nothing lies at every point from the start, so that there is a mean where nothing comes; the difference of
-    # squares is negative there, and zero up to rounding where a point receives a single node.
+    # Next to nothing lies at every point from the start, so that there is a mean where nothing comes.
     total = received + _NOTHING
     shift = (first + _NOTHING * (reference - mean.unsqueeze(1))) / total
-    variances = (second / total - shift.square()).clamp(min=0)
+    square = second / total
+    variances = square - shift.square()
+    variances = torch.where(variances > _ROUNDING * square, variances, 0.0)
     return Received(received.squeeze(-1), mean.unsqueeze(1) + shift, variances)
 
 

@@ -1,8 +1,8 @@
 """BatchNorm in which some rows do not count: nodes and graphs that are broken or empty.
 
 The module holds the parameters and the running statistics and may be any of torch's, so that
-``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` works as usual; only what it computes is written here. That also makes
-converted layers work on the CPU, where torch's own forward pass of SyncBatchNorm refuses to run.
+``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` works as usual; only what it computes is written here. That also lets
+processes share statistics on the CPU, where torch's own forward pass of SyncBatchNorm refuses to run.
 """
 
 from __future__ import annotations
@@ -53,9 +53,15 @@ def _remember(norm: nn.BatchNorm1d | nn.SyncBatchNorm, enough: Tensor, mean: Ten
         running.copy_(torch.where(enough, moved, running))
 
 
+def share_statistics(norm: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Marks a module: its statistics are those of all processes of the group, as if it were converted."""
+    norm.shares_statistics, norm.process_group = True, group  # type: ignore[assignment]
+
+
 def _of_all_processes(norm: nn.Module, value: Tensor) -> Tensor:
-    """The sum of a value over the processes of a converted module; the value itself otherwise."""
-    if not isinstance(norm, nn.SyncBatchNorm) or not dist.is_available() or not dist.is_initialized():
+    """The sum of a value over the processes of a module that shares statistics; the value itself otherwise."""
+    shared = isinstance(norm, nn.SyncBatchNorm) or getattr(norm, "shares_statistics", False)
+    if not shared or not dist.is_available() or not dist.is_initialized():
         return value
     total: Tensor = _Total.apply(value, norm.process_group)
     return total

@@ -6,7 +6,7 @@ normalisation of the result, so that columns as different as a coordinate and a 
 
 from __future__ import annotations
 
-from typing import Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from flowpool import costs
 from flowpool.core.measures import Clouds
 from flowpool.inputs import check_choice, checked_epsilon, checked_point_masses
 from flowpool.nn.base import PointAggregation, check_most, initial_reference
-from flowpool.nn.norm import normalised
+from flowpool.nn.norm import normalised, share_statistics
 from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
 from flowpool.options import FlowOptions, LayerOptions, Size, takes_options
@@ -25,6 +25,9 @@ from flowpool.results import BackwardReport
 from flowpool.status import Status
 from flowpool.step.pool import Received, Step, is_weighing, precise_clouds, receive, without_broken
 from flowpool.step.ragged import use_kernels
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup  # which not every build of torch has
 
 By = Literal["step", "flow", "free"]
 Structure = Literal["points", "deviations", "displacement", "moments"]
@@ -67,7 +70,8 @@ class FlowReadout(PointAggregation):
 
     Nodes without mass, empty graphs, and graphs with NaN or infinite features do not count in the statistics of
     BatchNorm. A batch that is too small for statistics of its own (one graph, or one node) is normalised as in
-    evaluation. ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes processes share their statistics, on any device.
+    evaluation. ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes processes share their statistics as usual; on the
+    CPU, where DistributedDataParallel refuses converted modules, :meth:`share_statistics` does.
     """
 
     node_norm: nn.BatchNorm1d | nn.SyncBatchNorm
@@ -129,6 +133,11 @@ class FlowReadout(PointAggregation):
         else:
             self.reference.copy_(self._initial)
             reset(self.cost)
+
+    def share_statistics(self, process_group: ProcessGroup | None = None) -> None:
+        """From now on the statistics of a batch are those of the batches of all processes together, on any device."""
+        for norm in (self.node_norm, self.output_norm):
+            share_statistics(norm, process_group)
 
     @disable_dynamic_shapes(required_args=["dim_size"])
     def forward(

@@ -11,7 +11,7 @@ from flowpool.step.pool import transport_pool
 
 
 class FlowStepPool(Pool):
-    """How far one step carries each point, and the variances of what it received; M rows of each.
+    """How far one step carries each point, and the standard deviations of what it received; M rows of each.
 
     The pool of `flowpool.FlowReadout` by itself. The reference starts well inside the training nodes and is learned.
     Call `fit` with them first.
@@ -36,4 +36,4 @@ class FlowStepPool(Pool):
             x, batch, reference=self.reference, epsilon=self.epsilon, relative=False, dim_size=num_graphs
         )
         moved = received.points - self.reference  # (B, M, D)
-        return Readout(torch.cat([moved, received.variances], 1).flatten(1), no_loss(x))
+        return Readout(torch.cat([moved, received.deviations], 1).flatten(1), no_loss(x))

@@ -27,7 +27,8 @@ def flow(asked: Question) -> Found:
 
 def step(asked: Question) -> Found:
     level = asked.epsilon * asked.radius**2
-    return Found(transport_pool(asked.nodes, points=placed(asked), epsilon=level, masses=asked.masses).points[0])
+    received = transport_pool(asked.nodes, reference=placed(asked), epsilon=level, relative=False, masses=asked.masses)
+    return Found(received.points[0])
 
 
 def wegl(asked: Question) -> Found:

@@ -105,7 +105,9 @@ def path(asked: Question, pooled: Pooled) -> tuple[Tensor, list[int]]:
     else:
         level = asked.epsilon * asked.radius**2
         for size in EULER:
-            image = transport_pool(asked.nodes, points=frames[-1], epsilon=level, masses=asked.masses).points[0]
+            image = transport_pool(
+                asked.nodes, reference=frames[-1], epsilon=level, relative=False, masses=asked.masses
+            ).points[0]
             frames.append(frames[-1] + size * (image - frames[-1]))
         numbers = list(range(1, len(EULER) + 2))
     return torch.stack([*frames, pooled.points[0]]), [0, *numbers]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from flowpool.lab.results import Scored
+
 Value = TypeVar("Value")
 
 _WIDTH_WITHOUT_TERMINAL = 140  # a table in a file is not folded to the width of a terminal that is not there
@@ -90,6 +92,32 @@ def progress() -> Progress:
         console=where,
         disable=not where.is_terminal,
     )
+
+
+def run_folds(name: str, results: Iterator[Scored], total: int, done: int, folder: Path) -> None:
+    """Shows folds as they come; an end that comes too early ends the program, and says how to go on."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    if done:
+        note(f"{done} of {total} folds are in {folder} already.")
+    try:
+        with progress() as bar:
+            task = bar.add_task(name, total=total, completed=done, doing="")
+            for result in results:
+                bar.update(task, advance=1, doing=f"{result.pool}: {100 * result.accuracy:.1f} %")
+    except KeyboardInterrupt:
+        note(f"Stopped. Finished folds are in {folder}; the same command goes on from there.")
+        raise typer.Exit(130) from None
+    except OSError as error:
+        fail(f"{error}. Finished folds are in {folder}.", 1)
+    except ValueError as error:
+        fail(str(error), 2)
+    except BrokenProcessPool:
+        fail(
+            f"A worker process died, perhaps for want of memory. Finished folds are in {folder}; the same "
+            "command goes on from there, with fewer --jobs if you like.",
+            1,
+        )
 
 
 def num_cores() -> int:

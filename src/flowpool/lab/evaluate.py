@@ -18,10 +18,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,20 @@ from typing import Any
 import torch
 
 from flowpool.lab.backbones import check_backbone, prepare
-from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, load_splits, make_shapes, repeat_splits
+from flowpool.lab.datasets import (
+    Fold,
+    GraphDataset,
+    load_dataset,
+    load_splits,
+    make_shapes,
+    repeat_splits,
+    require_equal_masses,
+)
 from flowpool.lab.leakproof import Exam, Practice, divide
 from flowpool.lab.model import Classifier, Shape, build_model, derived_seed
-from flowpool.lab.names import Propagation, Protocol
+from flowpool.lab.names import Propagation, TrainedProtocol
 from flowpool.lab.pools import POOLS
-from flowpool.lab.results import Candidate, Result, Run, Store, Task
+from flowpool.lab.results import Candidate, Kind, Result, ResultFolder, Run, Store, Task
 from flowpool.lab.training import Schedule, StopOn, Trained, train
 
 SHAPES = "SHAPES"  # the one dataset that is made, not read
@@ -52,7 +60,7 @@ class Grid:
         return [Candidate(*values) for values in itertools.product(self.channels, self.learning_rates, self.stop_on)]
 
 
-GRIDS: dict[Protocol, Grid] = {
+GRIDS: dict[TrainedProtocol, Grid] = {
     "paper": Grid((8,), (0.01,), ("loss",)),
     "errica": Grid((32, 64), (0.01, 0.001), ("loss", "accuracy")),
 }
@@ -76,7 +84,7 @@ class Configuration:
 
     dataset: str = "MUTAG"
     data: str | None = None
-    protocol: Protocol = "paper"
+    protocol: TrainedProtocol = "paper"
     grid: Grid = GRIDS["paper"]
     propagation: Propagation | None = "normalised"
     shape: Shape = Shape()
@@ -115,12 +123,12 @@ class Configuration:
         del shape["channels"], schedule["learning_rate"], schedule["stop_on"]  # in the grid
         return {
             "dataset": self.dataset,
-            "graphs": _fingerprint(load_graphs(self.dataset, self.data)),
-            "splits": _fingerprint_of_folds(folds_of(self.dataset, self.data, 0)),
+            "graphs": fingerprint(load_graphs(self.dataset, self.data)),
+            "splits": fingerprint_of_folds(folds_of(self.dataset, self.data, 0)),
             "protocol": self.protocol,
             "propagation": self.propagation,
             "seed": self.seed,
-            "flowpool": _own_version(),
+            "flowpool": own_version(),
             "torch": torch.__version__,
             **asdict(self.grid),
             **shape,
@@ -137,13 +145,27 @@ def evaluate(configuration: Configuration, tasks: Sequence[Task], store: Store, 
         store: the result folder of this configuration.
         jobs: processes; each trains one fold at a time on its share of the cores.
     """
+    return compute(partial(run_fold, configuration), tasks, store, jobs=jobs)
+
+
+def compute(
+    work: Callable[[Task], Kind], tasks: Sequence[Task], store: ResultFolder[Kind], *, jobs: int
+) -> Iterator[Kind]:
+    """Does the work of the tasks whose results are not in the store, and hands over each result once it is saved.
+
+    Args:
+        work: computes one fold; it can be pickled.
+        tasks: the folds.
+        store: where results are kept.
+        jobs: processes.
+    """
     if jobs < 1:
         raise ValueError(f"{jobs} jobs; at least 1 is needed.")
     todo = [task for task in tasks if store.load(task) is None]
     jobs = min(jobs, len(todo))
     if jobs <= 1:
         for task in todo:
-            yield _run_and_save(configuration, task, store)
+            yield _run_and_save(work, task, store)
         return
     executor = ProcessPoolExecutor(
         jobs,
@@ -152,7 +174,7 @@ def evaluate(configuration: Configuration, tasks: Sequence[Task], store: Store, 
         initargs=(max(1, torch.get_num_threads() // jobs),),
     )
     try:
-        futures = [executor.submit(_run_and_save, configuration, task, store) for task in todo]
+        futures = [executor.submit(_run_and_save, work, task, store) for task in todo]
         for future in as_completed(futures):
             yield future.result()
     finally:
@@ -172,16 +194,21 @@ def folder_name(identity: dict[str, Any]) -> str:
 
 def make_tasks(configuration: Configuration, pools: Sequence[str], repeats: int) -> list[Task]:
     """All folds of all pools, fold by fold, so that a table of what is done so far is fair."""
-    unknown = [pool for pool in pools if pool not in POOLS]
+    check_names(pools, POOLS, repeats)
+    num_folds = len(folds_of(configuration.dataset, configuration.data, 0))
+    return [Task(pool, *where) for where in itertools.product(range(repeats), range(num_folds)) for pool in pools]
+
+
+def check_names(pools: Sequence[str], known: Collection[str], repeats: int) -> None:
+    """Raises ValueError unless the pools are known and different, and there is something to repeat."""
+    unknown = [pool for pool in pools if pool not in known]
     if unknown or not pools:
         found = f"Unknown pool {unknown[0]!r}" if unknown else "No pool was named"
-        raise ValueError(f"{found}; there are {', '.join(POOLS)}.")
+        raise ValueError(f"{found}; there are {', '.join(known)}.")
     if len(set(pools)) < len(pools):
         raise ValueError(f"A pool is named twice in {', '.join(pools)}.")
     if repeats < 1:
         raise ValueError(f"{repeats} repeats; at least 1 is needed.")
-    num_folds = len(folds_of(configuration.dataset, configuration.data, 0))
-    return [Task(pool, *where) for where in itertools.product(range(repeats), range(num_folds)) for pool in pools]
 
 
 def run_fold(configuration: Configuration, task: Task) -> Result:
@@ -241,8 +268,8 @@ def _final_run(
     return Run(graded.accuracy, graded.predictions, trained.curve, trained.best_epoch, trained.seconds, num_parameters)
 
 
-def _run_and_save(configuration: Configuration, task: Task, store: Store) -> Result:
-    result = run_fold(configuration, task)
+def _run_and_save(work: Callable[[Task], Kind], task: Task, store: ResultFolder[Kind]) -> Kind:
+    result = work(task)
     store.save(result)
     return result
 
@@ -296,23 +323,29 @@ def _prepared(configuration: Configuration) -> GraphDataset:
 
 @lru_cache(maxsize=4)
 def _prepare_once(name: str, data: str | None, backbone: Any, propagation: Any) -> GraphDataset:
-    return prepare(load_graphs(name, data), backbone, propagation)
+    dataset = load_graphs(name, data)
+    require_equal_masses(dataset)
+    return prepare(dataset, backbone, propagation)
 
 
-def _own_version() -> str:
+def own_version() -> str:
+    """Version of this package."""
     try:
         return version("flowpool")
     except PackageNotFoundError:  # run from its sources
         return "not installed"
 
 
-def _fingerprint(dataset: GraphDataset) -> str:
+def fingerprint(dataset: GraphDataset) -> str:
+    """A checksum of the graphs."""
     digest = hashlib.sha256()
-    for part in (dataset.features, dataset.node_ptr, dataset.edge_index, dataset.edge_ptr, dataset.labels):
+    masses = () if dataset.masses is None else (dataset.masses,)
+    for part in (dataset.features, dataset.node_ptr, dataset.edge_index, dataset.edge_ptr, dataset.labels, *masses):
         digest.update(f"{part.dtype}{tuple(part.shape)};".encode())
         digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _fingerprint_of_folds(folds: Sequence[Fold]) -> str:
+def fingerprint_of_folds(folds: Sequence[Fold]) -> str:
+    """A checksum of the splits."""
     return hashlib.sha256(repr([[part.tolist() for part in fold] for fold in folds]).encode()).hexdigest()

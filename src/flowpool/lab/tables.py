@@ -70,9 +70,17 @@ def pool_dataset(
     for start in range(0, len(dataset), _GRAPHS_AT_ONCE):
         part = dataset.batch(torch.arange(start, min(start + _GRAPHS_AT_ONCE, len(dataset))))
         count = len(part.y)
+        own = slice(int(dataset.node_ptr[start]), int(dataset.node_ptr[start + count]))
+        masses = None if dataset.masses is None else dataset.masses[own]
         with torch.no_grad():
             pooled = flow_pool(
-                part.x, part.batch, reference=reference, dim_size=count, epsilon=epsilon, gradient="none"
+                part.x,
+                part.batch,
+                reference=reference,
+                masses=masses,
+                dim_size=count,
+                epsilon=epsilon,
+                gradient="none",
             )
         found.append((pooled.points, pooled.status, pooled.residual, pooled.steps))
         on_progress(count)

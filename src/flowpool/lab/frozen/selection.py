@@ -75,12 +75,11 @@ class _Units(NamedTuple):
 
 
 class Learned:
-    """A classifier for graphs: the best setting, fitted to all training graphs."""
+    """A classifier for graphs: a setting, fitted to all training graphs, whose view of each other is ``values``."""
 
-    def __init__(self, graphs: GraphDataset, fitted: Fitted, setting: Setting) -> None:
+    def __init__(self, graphs: GraphDataset, fitted: Fitted, values: Floats, setting: Setting) -> None:
         self.setting, self.width = setting, fitted.width
         self._fitted, self._sizes = fitted, _log_sizes(graphs)
-        values = fitted.views(graphs)[setting.view]
         self._units = _units(values, self._sizes)
         self._machine = SVC(C=setting.penalty, kernel="precomputed")
         self._machine.fit(self._kernel(values, self._sizes), graphs.labels.numpy())
@@ -101,7 +100,7 @@ def learn(graphs: GraphDataset, method: str, num_points: int, seed: int, grid: G
     labels = graphs.labels.numpy()
     chosen = _drawn(labels, seed)
     inner = [(chosen[train], chosen[test]) for train, test in _inner_folds(labels[chosen], seed)]
-    best: tuple[Setting, Fitted] | None = None
+    best: tuple[Setting, Fitted, Floats] | None = None
     sizes = _log_sizes(graphs)
     for rounds in grid.rounds_for(graphs):
         fitted = METHODS[method](graphs, rounds, num_points, seed)
@@ -114,10 +113,11 @@ def learn(graphs: GraphDataset, method: str, num_points: int, seed: int, grid: G
                     last = key, _kernel(values, sizes, sizes, units, setting)
                 accuracy = _validation_accuracy(last[1], labels, inner, setting.penalty)
                 if best is None or accuracy > (best[0].validation_accuracy or 0.0):
-                    best = replace(setting, validation_accuracy=accuracy), fitted
+                    best = replace(setting, validation_accuracy=accuracy), fitted, values
     if best is None:
         raise ValueError("The grid is empty; give at least one value for each of its entries.")
-    return Learned(graphs, best[1], best[0])
+    setting, fitted, values = best
+    return Learned(graphs, fitted, values, setting)
 
 
 def _validation_accuracy(

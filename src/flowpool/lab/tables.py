@@ -65,7 +65,7 @@ def pool_dataset(
         seed: of the reference.
         on_progress: called with the number of graphs that were just done.
     """
-    reference = references.normal(num_points, dataset.num_features, seed)
+    reference = references.normal(dataset.num_features, num_points, seed)
     found = []
     for start in range(0, len(dataset), _GRAPHS_AT_ONCE):
         part = dataset.batch(torch.arange(start, min(start + _GRAPHS_AT_ONCE, len(dataset))))

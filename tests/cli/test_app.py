@@ -58,7 +58,7 @@ def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     ("typed", "expected"),
     [
         ("flowpool evaluate PRO", {"PROTEINS"}),
-        ("flowpool evaluate mut", {"MUTAG", "Mutagenicity"}),
+        ("flowpool evaluate M", {"MUTAG", "Mutagenicity"}),
         ("flowpool evaluate MUTAG --pools sum,flow-a", {"sum,flow-attention"}),
         ("flowpool figures c", {"conditioning", "coupling", "circle"}),
         ("flowpool kept EN", {"ENZYMES"}),

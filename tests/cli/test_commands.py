@@ -98,7 +98,7 @@ def test_nothing_but_failures_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_evaluate, "run_fold", never)
     result = run("evaluate", "--pools", "sum", "--jobs", "1")
     assert result.exit_code == 1
-    assert "No fold was finished; the first with MemoryError." in result.stderr
+    assert "Every fold failed; the first with MemoryError." in result.stderr
 
 
 def test_evaluate_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

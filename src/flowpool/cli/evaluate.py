@@ -179,6 +179,8 @@ def evaluate(
     with plain_errors():
         from flowpool.lab.report import conclude, describe, verdict
 
+        if not store.load_all(tasks):
+            fail(f"Every fold failed; the first with {store.load_failures(tasks)[0].reason}.", 1)
         concluded = conclude(configuration, store, tasks)
         rows, first = concluded.rows, concluded.reference
         if as_json:

@@ -31,7 +31,10 @@ def plain_errors() -> Iterator[None]:
     except BrokenPipeError:  # the reader of our output has enough, as with ``| head``; typer ends quietly
         raise
     except ModuleNotFoundError as error:
-        fail(f"The package {error.name} is missing; pip install 'flowpool[lab]' brings it.", 2)
+        fail(
+            f"The package {(error.name or str(error)).partition('.')[0]} is missing; pip install 'flowpool[lab]' brings it.",
+            2,
+        )
     except (ValueError, OSError) as error:
         fail(str(error), 2)
     except (MemoryError, RuntimeError) as error:
@@ -108,7 +111,7 @@ def listed(text: str | None, convert: Callable[[str], Value], option: str) -> tu
 
 
 def complete_dataset(incomplete: str) -> list[str]:
-    return [name for name in names.DATASETS if name.lower().startswith(incomplete.lower())]
+    return [name for name in names.DATASETS if name.startswith(incomplete)]
 
 
 def complete_figure(incomplete: str) -> list[str]:

@@ -17,7 +17,7 @@ from flowpool.lab.comparison import Row, compare, count, percent, points, refere
 from flowpool.lab.evaluate import Configuration
 from flowpool.lab.files import write_atomically
 from flowpool.lab.pools import FlowSettings
-from flowpool.lab.results import Failure, ResultError, Store, Task
+from flowpool.lab.results import Failure, Store, Task
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 54rem; margin: 2rem auto;
@@ -70,17 +70,11 @@ class Conclusion:
 
 
 def conclude(configuration: Configuration, store: Store, tasks: Sequence[Task]) -> Conclusion:
-    """Compares what the store has of these tasks, and writes ``report.html`` beside it.
-
-    Raises ResultError if there is nothing to compare.
-    """
+    """Compares what the store has of these tasks, at least one result, and writes ``report.html`` beside it."""
     pools = list(dict.fromkeys(task.pool for task in tasks))
     reference, identity = reference_pool(pools), configuration.identity()
     failures = store.load_failures(tasks)
     rows = compare(store.load_all(tasks), pools, reference, as_in_paper=configuration.is_as_in_paper, failures=failures)
-    if not rows:
-        first = f"; the first with {failures[0].reason}" if failures else ""
-        raise ResultError(f"No fold was finished{first}.")
     path = store.folder / "report.html"
     write_atomically(path, html_report(rows, reference, identity, failures).encode())
     return Conclusion(rows, reference, identity, path, failures)

@@ -12,7 +12,9 @@ import typer
 
 from flowpool import __version__
 from flowpool.cli.bench import bench
+from flowpool.cli.compile import compile
 from flowpool.cli.data import data
+from flowpool.cli.doctor import doctor
 from flowpool.cli.evaluate import evaluate
 from flowpool.cli.figures import figures
 from flowpool.cli.kept import kept
@@ -75,3 +77,7 @@ app.command(
     epilog=_examples("flowpool pool MUTAG table.parquet", "flowpool pool path/to/ENZYMES.zip table.npz --points 8"),
 )(pool)
 app.command(rich_help_panel="Data", epilog=_examples("flowpool data", "flowpool data --data folder --json"))(data)
+app.command(
+    rich_help_panel="This machine", epilog=_examples("flowpool doctor", "flowpool doctor --json > doctor.json")
+)(doctor)
+app.command(rich_help_panel="This machine")(compile)

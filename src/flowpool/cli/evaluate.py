@@ -14,21 +14,23 @@ from flowpool.cli.terminal import (
     complete_dataset,
     complete_pools,
     console,
+    fail,
     listed,
     note,
     num_cores,
     plain_errors,
     print_json,
     run_folds,
+    tell_failures,
 )
-from flowpool.lab.names import Backbone, Norm, Propagation, Protocol, Size
+from flowpool.lab.names import Backbone, Gradient, Norm, Padding, Propagation, Protocol, Reference, Size
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from flowpool.lab.comparison import Row
 
-_MODEL, _TRAINING, _RUN = "Model", "Training", "Running"
+_MODEL, _FLOW, _TRAINING, _RUN = "Model", "Settings of the flow", "Training", "Running"
 
 
 def evaluate(
@@ -66,6 +68,46 @@ def evaluate(
             help="Points M per graph, for pools that have them.", show_default="5; frozen: 8", rich_help_panel=_MODEL
         ),
     ] = 5,
+    padding: Annotated[
+        Padding,
+        typer.Option(
+            help="Pad every graph with zero rows to the largest one: not; without mass, which changes nothing; or with "
+            "the mass of a node, for every pool.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "none",
+    epsilon: Annotated[float, typer.Option(help="Entropic regularisation.", rich_help_panel=_FLOW)] = 0.1,
+    relative: Annotated[
+        bool,
+        typer.Option(
+            "--relative/--absolute",
+            help="Epsilon and reference in units of each graph, or as they are, like in the paper.",
+            rich_help_panel=_FLOW,
+        ),
+    ] = True,
+    reference: Annotated[Reference, typer.Option(help="Where the flow starts.", rich_help_panel=_FLOW)] = "normal",
+    reference_seed: Annotated[
+        int | None,
+        typer.Option(help="One reference for all folds.", show_default="one for each fold", rich_help_panel=_FLOW),
+    ] = None,
+    debias: Annotated[
+        bool,
+        typer.Option(help="Descend the Sinkhorn divergence, or the entropic loss alone.", rich_help_panel=_FLOW),
+    ] = True,
+    steps: Annotated[
+        int | None, typer.Option(help="Most steps.", show_default="the layer's", rich_help_panel=_FLOW)
+    ] = None,
+    step_size: Annotated[
+        float | None,
+        typer.Option(help="Fixed step of Algorithm 1.", show_default="chosen by its error", rich_help_panel=_FLOW),
+    ] = None,
+    ridge: Annotated[
+        float | None,
+        typer.Option(help="Lambda of the backward pass.", show_default="the layer's", rich_help_panel=_FLOW),
+    ] = None,
+    gradient: Annotated[
+        Gradient, typer.Option(help="By the optimality condition, or through the steps.", rich_help_panel=_FLOW)
+    ] = "implicit",
     learning_rate: Annotated[
         str | None, typer.Option(help="Of Adam.", show_default="0.01; errica: 0.01,0.001", rich_help_panel=_TRAINING)
     ] = None,
@@ -99,6 +141,7 @@ def evaluate(
     with plain_errors():
         from flowpool.lab import evaluate as lab
         from flowpool.lab.model import Shape
+        from flowpool.lab.pools import FlowSettings
         from flowpool.lab.results import Store
         from flowpool.lab.training import Schedule
 
@@ -113,9 +156,10 @@ def evaluate(
                 default.stop_on,
             ),
             propagation or ("normalised" if backbone == "sgc" else None),
-            Shape(backbone, num_points=points, size=size, norm=norm),
+            Shape(backbone, num_points=points, size=size, norm=norm, padding=padding),
             Schedule(batch_size=batch_size, max_epochs=max_epochs, patience=patience),
             seed,
+            FlowSettings(epsilon, relative, reference, reference_seed, debias, steps, step_size, ridge, gradient),
         )
         chosen = lab.chosen_pools(pools)
         tasks = lab.make_tasks(configuration, chosen, repeats)
@@ -125,23 +169,29 @@ def evaluate(
         done = len(store.load_all(tasks))
     run_folds(dataset, lab.evaluate(configuration, tasks, store, jobs=workers), len(tasks), done, folder)
     with plain_errors():
-        from flowpool.lab.report import conclude, describe
+        from flowpool.lab.report import conclude, describe, verdict
 
-        concluded = conclude(configuration, store.load_all(tasks), chosen, folder)
+        if not store.load_all(tasks):
+            fail(f"Every fold failed; the first with {store.load_failures(tasks)[0].reason}.", 1)
+        concluded = conclude(configuration, store, tasks)
+        rows, first = concluded.rows, concluded.reference
         if as_json:
             print_json(concluded.as_data())
         else:
-            console().print(_table(concluded.rows, concluded.reference, f"{dataset}: {describe(identity)}"))
-        for row in concluded.rows:
+            console().print(_table(rows, first, f"{dataset}: {describe(identity)}"))
+            typer.echo(verdict(rows, first, identity))
+        for row in rows:
             if warned := [result for result in row.results if result.warnings]:
                 note(f"{row.pool} warned in {len(warned)} folds, for example: {warned[0].warnings[0]}")
         note(f"Report: {concluded.path}")
+    if concluded.failures:
+        tell_failures(concluded.failures, len(tasks))
 
 
 def _table(rows: list[Row], reference: str, title: str) -> Table:
     from rich.table import Table
 
-    from flowpool.lab.comparison import percent, points
+    from flowpool.lab.comparison import count, percent, points
 
     has_paper = any(row.paper is not None for row in rows)
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -154,7 +204,7 @@ def _table(rows: list[Row], reference: str, title: str) -> Table:
         if has_paper:
             cells.append(percent(row.paper) if row.paper else "")
         cells += [points(found), f"{found.p_value:.2f}"] if found else ["", ""]
-        table.add_row(*cells, str(row.accuracy.count), f"{1000 * row.seconds_per_epoch:.1f}")
+        table.add_row(*cells, count(row), f"{1000 * row.seconds_per_epoch:.1f}")
     table.caption = "± deviation over folds; difference in points (Nadeau-Bengio corrected standard error)"
     table.caption_justify = "left"
     return table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 from click.core import ParameterSource
 
-from flowpool.cli.terminal import console, note, plain_errors, print_json, run_folds
+from flowpool.cli.terminal import console, fail, note, plain_errors, print_json, run_folds, tell_failures
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,6 +25,16 @@ _OF_TRAINING = (
     "batch_size",
     "max_epochs",
     "patience",
+    "padding",
+    "epsilon",
+    "relative",
+    "reference",
+    "reference_seed",
+    "debias",
+    "steps",
+    "step_size",
+    "ridge",
+    "gradient",
 )
 _POINTS = 8
 
@@ -62,6 +72,8 @@ def evaluate_frozen(
         done = len(store.load_all(tasks))
     run_folds(dataset, frozen.evaluate(configuration, tasks, store, jobs=workers), len(tasks), done, folder)
     with plain_errors():
+        if not store.load_all(tasks):
+            fail(f"Every fold failed; the first with {store.load_failures(tasks)[0].reason}.", 1)
         concluded = frozen.conclude(configuration, store.load_all(tasks), chosen, folder)
         if as_json:
             print_json(concluded.as_data())
@@ -73,6 +85,8 @@ def evaluate_frozen(
             if warned := [result for result in row.results if result.warnings]:
                 note(f"{row.pool} warned in {len(warned)} folds, for example: {warned[0].warnings[0]}")
         note(f"Report: {concluded.path}")
+    if failures := store.load_failures(tasks):
+        tell_failures(failures, len(tasks))
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

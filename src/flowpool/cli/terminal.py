@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from flowpool.lab.results import Scored
+    from flowpool.lab.results import Failure, Scored
 
 Value = TypeVar("Value")
 
@@ -33,7 +33,10 @@ def plain_errors() -> Iterator[None]:
     except BrokenPipeError:  # the reader of our output has enough, as with ``| head``; typer ends quietly
         raise
     except ModuleNotFoundError as error:
-        fail(f"The package {error.name} is missing; pip install 'flowpool[lab]' brings it.", 2)
+        fail(
+            f"The package {(error.name or str(error)).partition('.')[0]} is missing; pip install 'flowpool[lab]' brings it.",
+            2,
+        )
     except (ValueError, OSError) as error:
         fail(str(error), 2)
     except (MemoryError, RuntimeError) as error:
@@ -94,7 +97,7 @@ def progress() -> Progress:
     )
 
 
-def run_folds(name: str, results: Iterator[Scored], total: int, done: int, folder: Path) -> None:
+def run_folds(name: str, results: Iterator[Scored | Failure], total: int, done: int, folder: Path) -> None:
     """Shows folds as they come; an end that comes too early ends the program, and says how to go on."""
     from concurrent.futures.process import BrokenProcessPool
 
@@ -104,20 +107,30 @@ def run_folds(name: str, results: Iterator[Scored], total: int, done: int, folde
         with progress() as bar:
             task = bar.add_task(name, total=total, completed=done, doing="")
             for result in results:
-                bar.update(task, advance=1, doing=f"{result.pool}: {100 * result.accuracy:.1f} %")
+                accuracy = getattr(result, "accuracy", None)  # a failure has none
+                how = "failed" if accuracy is None else f"{100 * accuracy:.1f} %"
+                bar.update(task, advance=1, doing=f"{result.pool}: {how}")
     except KeyboardInterrupt:
         note(f"Stopped. Finished folds are in {folder}; the same command goes on from there.")
         raise typer.Exit(130) from None
     except OSError as error:
         fail(f"{error}. Finished folds are in {folder}.", 1)
-    except ValueError as error:
-        fail(str(error), 2)
     except BrokenProcessPool:
         fail(
             f"A worker process died, perhaps for want of memory. Finished folds are in {folder}; the same "
             "command goes on from there, with fewer --jobs if you like.",
             1,
         )
+
+
+def tell_failures(failures: Sequence[Failure], total: int) -> NoReturn:
+    """Ends the program because folds failed."""
+    first = failures[0]
+    fail(
+        f"{len(failures)} of {total} folds failed and are in none of the numbers; the first, {first.pool} in fold "
+        f"{first.fold} of repeat {first.repeat}, with {first.reason} The same command tries them again.",
+        1,
+    )
 
 
 def num_cores() -> int:
@@ -136,7 +149,7 @@ def listed(text: str | None, convert: Callable[[str], Value], option: str) -> tu
 
 
 def complete_dataset(incomplete: str) -> list[str]:
-    return [name for name in names.DATASETS if name.lower().startswith(incomplete.lower())]
+    return [name for name in names.DATASETS if name.startswith(incomplete)]
 
 
 def complete_figure(incomplete: str) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from flowpool.lab.results import Result, ResultError, Scored
+from flowpool.lab.results import Failure, Result, ResultError, Scored
 from flowpool.lab.statistics import Difference, Summary, paired_difference, summarise
 
 # Table 1 of the paper: MUTAG, SGC with K=2, d=8, M=5; in per cent, over 10 folds.
@@ -40,6 +41,7 @@ class Row:
             with fewer than two common folds.
         seconds_per_epoch: median over folds.
         paper: what the paper says, where it says something.
+        num_failed: folds that raised, and are in none of the numbers.
     """
 
     pool: str
@@ -48,6 +50,7 @@ class Row:
     difference: Difference | None
     seconds_per_epoch: float
     paper: Summary | None
+    num_failed: int = 0
 
     def as_data(self) -> dict[str, Any]:
         """Plain data, accuracies as shares."""
@@ -57,18 +60,29 @@ class Row:
             "difference": None if self.difference is None else asdict(self.difference),
             "seconds_per_epoch": self.seconds_per_epoch,
             "paper": None if self.paper is None else asdict(self.paper),
+            "failed": self.num_failed,
         }
 
 
-def compare(results: Iterable[Result], pools: Sequence[str], reference: str, *, as_in_paper: bool = False) -> list[Row]:
+def compare(
+    results: Iterable[Result],
+    pools: Sequence[str],
+    reference: str,
+    *,
+    as_in_paper: bool = False,
+    failures: Iterable[Failure] = (),
+) -> list[Row]:
     """One row per pool that has results, in the order of ``pools``.
 
     Args:
         results: of any pools and folds.
         pools: which to show.
         reference: the pool that the others are compared with.
-        as_in_paper: whether dataset and model are those of the paper's table.
+        as_in_paper: whether what the paper states about its table is as it states it.
+        failures: folds that raised.
     """
+    failed = Counter(failure.pool for failure in failures)
+    results = list(results)
     by_pool = {pool: sorted((r for r in results if r.pool == pool), key=lambda r: r.task) for pool in pools}
     check_same_folds([result for found in by_pool.values() for result in found])
     return [
@@ -79,6 +93,7 @@ def compare(results: Iterable[Result], pools: Sequence[str], reference: str, *, 
             None if pool == reference else difference_of(found, by_pool.get(reference, [])),
             float(np.median([result.seconds_per_epoch for result in found])),
             PAPER_TABLE.get(pool) if as_in_paper else None,
+            failed[pool],
         )
         for pool, found in by_pool.items()
         if found
@@ -98,6 +113,11 @@ def percent(summary: Summary) -> str:
 def points(difference: Difference) -> str:
     """``+1.40 (2.51)``: the difference in points and its corrected standard error."""
     return f"{100 * difference.mean:+.2f} ({100 * difference.error:.2f})"
+
+
+def count(row: Row) -> str:
+    """``10``, or ``9, 1 failed``."""
+    return f"{row.accuracy.count}, {row.num_failed} failed" if row.num_failed else str(row.accuracy.count)
 
 
 def difference_of(found: Sequence[Scored], others: Sequence[Scored]) -> Difference | None:

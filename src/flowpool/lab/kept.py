@@ -46,7 +46,7 @@ from flowpool.lab.figures.exhibit import write_table
 from flowpool.lab.leakproof import batches, subset
 from flowpool.lab.model import derived_seed
 from flowpool.lab.pools import POOLS, PointPool
-from flowpool.lab.pools.base import graph_sizes
+from flowpool.lab.pools.base import MOST_POINTS, check_count, graph_sizes
 from flowpool.lab.pools.diff import DiffPool
 from flowpool.lab.pools.mincut import MinCutPool
 from flowpool.lab.pools.sag import SAGPool
@@ -258,8 +258,10 @@ def _check(names: Sequence[str], features: str, num_points: int, channels: int, 
         raise ValueError(f"{', '.join(unable) or 'No pool'} gives a cloud of points; these do: {', '.join(able)}.")
     if features not in get_args(Features):
         raise ValueError(f"Unknown features {features!r}; pass {', '.join(get_args(Features))}.")
-    if num_points < 1 or channels < 1 or (count is not None and count < 1):
-        raise ValueError(f"{num_points} points, {channels} channels, {count} graphs; all must be at least 1.")
+    check_count(num_points, "points", MOST_POINTS)
+    check_count(channels, "channels", MOST_POINTS)
+    if count is not None and count < 1:
+        raise ValueError(f"{count} graphs are asked for; pass at least 1.")
 
 
 def _embedding(features: Features, in_channels: int, channels: int, seed: int) -> Callable[[Tensor, Tensor], Tensor]:

@@ -13,6 +13,9 @@ Size = Literal["none", "append", "scale"]
 Norm = Literal["none", "nodes", "output", "both"]
 TrainedProtocol = Literal["paper", "errica"]
 Protocol = Literal["paper", "errica", "frozen"]
+Padding = Literal["none", "empty", "mass"]
+Reference = Literal["normal", "kmeans"]
+Gradient = Literal["implicit", "unrolled"]
 
 DATASETS = (
     "MUTAG",
@@ -36,31 +39,32 @@ DATASETS = (
 
 FIGURES = ("measure", "flow", "conditioning", "hessian", "coupling", "vanishing", "circle", "invariance", "mutag")
 
-POOLS = (
-    "flow",
-    "flow-attention",
-    "flow-deviations",
-    "flow-free",
-    "flow-kmeans",
-    "flow-mahalanobis",
-    "flow-step",
-    "flow2",
-    "mean",
-    "sum",
-    "max",
-    "sort",
-    "topk",
-    "sag",
-    "diff",
-    "mincut",
-    "struct",
-    "haar",
-    "gmt",
-    "set-transformer",
-    "sinkformer",
-    "otke",
-    "pswe",
-    "wegl",
-    "tw",
-    "tfgw",
-)
+# Where each pool stands in flowpool.lab.pools.
+POOLS = {
+    "flow": "flow.FlowPool",
+    "flow-attention": "flow_attention.FlowAttentionPool",
+    "flow-deviations": "flow_deviations.FlowDeviationsPool",
+    "flow-free": "flow_free.FlowFreePool",
+    "flow-kmeans": "flow_kmeans.FlowKMeansPool",
+    "flow-mahalanobis": "flow_mahalanobis.FlowMahalanobisPool",
+    "flow-step": "flow_step.FlowStepPool",
+    "flow2": "flow_hierarchy.FlowHierarchyPool",
+    "mean": "reduce.MeanPool",
+    "sum": "reduce.SumPool",
+    "max": "reduce.MaxPool",
+    "sort": "sort.SortPool",
+    "topk": "topk.TopKPool",
+    "sag": "sag.SAGPool",
+    "diff": "diff.DiffPool",
+    "mincut": "mincut.MinCutPool",
+    "struct": "struct.StructPool",
+    "haar": "haar.HaarPool",
+    "gmt": "gmt.GMTPool",
+    "set-transformer": "set_transformer.SetTransformerPool",
+    "sinkformer": "sinkformer.SinkformerPool",
+    "otke": "otke.OTKEPool",
+    "pswe": "pswe.PSWEPool",
+    "wegl": "wegl.WEGLPool",
+    "tw": "tw.TWPool",
+    "tfgw": "tfgw.TFGWPool",
+}

@@ -2,6 +2,7 @@
 
     FOLDER/configuration.json            what is evaluated; another configuration is refused
     FOLDER/POOL/repeat-0-fold-3.json     one fold of one pool
+    FOLDER/POOL/failed-repeat-0-fold-4.json     one that raised, with its reason
 
 Every file is written at once and complete, so a killed evaluation leaves whole folds and nothing else that counts.
 """
@@ -102,6 +103,27 @@ class Result:
         return sum(run.seconds for run in self.runs) / sum(len(run.curve.train_loss) for run in self.runs)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """One fold of one pool that raised an exception.
+
+    Attributes:
+        pool, repeat, fold: which one.
+        reason: the exception in one line.
+        trace: where it came from.
+    """
+
+    pool: str
+    repeat: int
+    fold: int
+    reason: str
+    trace: str
+
+    @property
+    def task(self) -> Task:
+        return Task(self.pool, self.repeat, self.fold)
+
+
 class Scored(Protocol):
     """What every protocol tells about one fold of one pool."""
 
@@ -165,6 +187,25 @@ class ResultFolder(Generic[Kind]):
         path = self.path(result.task)
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, _to_json(asdict(result)))  # type: ignore[call-overload]  # a dataclass
+        self._failure_path(result.task).unlink(missing_ok=True)
+
+    def save_failure(self, failure: Failure) -> None:
+        """Keeps why a fold failed, until it succeeds."""
+        path = self._failure_path(failure.task)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, _to_json(asdict(failure)))
+
+    def load_failures(self, tasks: Iterable[Task]) -> list[Failure]:
+        """Those tasks that failed when they were last tried."""
+        paths = [path for task in tasks if (path := self._failure_path(task)).exists()]
+        try:
+            return [Failure(**_read_json(path)) for path in paths]
+        except TypeError as error:
+            raise ResultError(f"A file failed-... in {self.folder} is no record of this program ({error}).") from None
+
+    def _failure_path(self, task: Task) -> Path:
+        path = self.path(task)
+        return path.with_name(f"failed-{path.name}")
 
     def load(self, task: Task) -> Kind | None:
         """The result of a task, or None if it was not computed yet."""

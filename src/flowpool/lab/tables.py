@@ -14,6 +14,7 @@ import torch
 from flowpool import Status, flow_pool, references
 from flowpool.lab.datasets import GraphDataset
 from flowpool.lab.files import fill_atomically
+from flowpool.lab.pools.base import MOST_POINTS, check_count
 
 FORMATS = (".parquet", ".npz")
 _GRAPHS_AT_ONCE = 64
@@ -65,6 +66,7 @@ def pool_dataset(
         seed: of the reference.
         on_progress: called with the number of graphs that were just done.
     """
+    check_count(num_points, "points", MOST_POINTS)
     reference = references.normal(dataset.num_features, num_points, seed)
     found = []
     for start in range(0, len(dataset), _GRAPHS_AT_ONCE):

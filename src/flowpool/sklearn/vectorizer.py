@@ -313,13 +313,13 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         received = transport_pool(
             torch.from_numpy(sets.members),
             ptr=torch.from_numpy(sets.ptr),
-            points=torch.from_numpy(self.reference_),
+            reference=torch.from_numpy(self.reference_),
             epsilon=self.epsilon * self._unit,
+            relative=False,
             free=self.by == "free",
             masses=None if sets.weights is None else torch.from_numpy(sets.weights),
         )
-        deviations = received.variances.clamp(min=0).sqrt()  # rounding may leave a little below zero
-        return received.masses.numpy(), received.points.numpy(), deviations.numpy()
+        return received.masses.numpy(), received.points.numpy(), received.deviations.numpy()
 
     def _step(self, sets: Sets) -> list[NDArray[np.float64]]:
         _, points, deviations = self._received(sets)

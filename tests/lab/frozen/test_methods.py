@@ -14,7 +14,9 @@ from flowpool.lab.leakproof import subset
 from flowpool.lab.pools import POOLS
 
 SETS = [np.random.default_rng(number).normal(size=(12 + number, 2)) for number in range(8)]
-WEIGHTS = [np.random.default_rng(number).integers(1, 4, len(members)).astype(float) for number, members in enumerate(SETS)]
+WEIGHTS = [
+    np.random.default_rng(number).integers(1, 4, len(members)).astype(float) for number, members in enumerate(SETS)
+]
 REPEATED = [np.repeat(members, own.astype(int), axis=0) for members, own in zip(SETS, WEIGHTS, strict=True)]
 
 

@@ -101,8 +101,9 @@ class OTKE(_Referenced):
         received = transport_pool(
             torch.from_numpy(sets.members.astype(np.float64)),
             ptr=torch.from_numpy(sets.ptr),
-            points=torch.from_numpy(self.reference_),
+            reference=torch.from_numpy(self.reference_),
             epsilon=2 * self.EPSILON,
+            relative=False,
             masses=None if sets.weights is None else torch.from_numpy(sets.weights),
         )
         vectors: Floats = received.points.flatten(1).numpy() / math.sqrt(len(self.reference_))

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import sklearn
 
 from flowpool.lab import evaluate as lab
+from flowpool.lab import identity
 from flowpool.lab.frozen.methods import METHODS
 from flowpool.lab.frozen.selection import Grid, Setting, learn
 from flowpool.lab.leakproof import subset
 from flowpool.lab.model import derived_seed
-from flowpool.lab.results import ResultFolder, Task
+from flowpool.lab.results import Failure, ResultFolder, Task
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Frozen:
         """Plain data that is equal exactly for evaluations whose folds may be put side by side."""
         return {
             "dataset": self.dataset,
-            "graphs": lab.fingerprint(lab.load_graphs(self.dataset, self.data)),
-            "splits": lab.fingerprint_of_folds(lab.folds_of(self.dataset, self.data, 0)),
+            "graphs": identity.of_graphs(lab.load_graphs(self.dataset, self.data)),
+            "splits": identity.of_folds(lab.folds_of(self.dataset, self.data, 0)),
             "protocol": "frozen",
             "num_points": self.num_points,
             "seed": self.seed,
-            "flowpool": lab.own_version(),
-            "scikit-learn": sklearn.__version__,
+            "code": identity.of_sources(),
+            "packages": identity.of_packages(),
             **asdict(self.grid),
         }
 
@@ -121,7 +121,7 @@ def make_tasks(configuration: Frozen, methods: Sequence[str], repeats: int) -> l
 
 def evaluate(
     configuration: Frozen, tasks: Sequence[Task], store: FrozenStore, *, jobs: int = 1
-) -> Iterator[FrozenResult]:
+) -> Iterator[FrozenResult | Failure]:
     """Computes the tasks whose results are not in the store, and hands over each as it is done and saved."""
     return lab.compute(partial(run_fold, configuration), tasks, store, jobs=jobs)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(name: str) -> str:
+def run(name: str, folder: Path | None = None) -> str:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200, check=False, cwd=folder
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
@@ -72,6 +72,13 @@ def test_read_the_report_names_the_graphs() -> None:
     assert all(abs(share - 0.25) < 1e-6 for share in shares)
 
 
+def test_digits_are_told_apart(tmp_path: Path) -> None:
+    printed = run("digits.py", tmp_path)
+    assert "1797 images of 16 to 42 pixels -> (1797, 33)" in printed
+    assert numbers(r"other images: ([\d.]+) %", printed)[0] > 95
+    assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_all_examples_are_tested() -> None:
-    tested = set(re.findall(r'run\("(\w+\.py)"\)', Path(__file__).read_text()))
+    tested = set(re.findall(r'run\("(\w+\.py)"[,)]', Path(__file__).read_text()))
     assert tested == {path.name for path in EXAMPLES.glob("*.py")}

@@ -40,13 +40,13 @@ from torch_geometric.utils import to_dense_batch
 
 from flowpool.core import sinkhorn
 from flowpool.lab.backbones import build_backbone, prepare
-from flowpool.lab.datasets import GraphDataset
+from flowpool.lab.datasets import GraphDataset, require_equal_masses
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import write_table
 from flowpool.lab.leakproof import batches, subset
 from flowpool.lab.model import derived_seed
 from flowpool.lab.pools import POOLS, PointPool
-from flowpool.lab.pools.base import graph_sizes
+from flowpool.lab.pools.base import MOST_POINTS, check_count, graph_sizes
 from flowpool.lab.pools.diff import DiffPool
 from flowpool.lab.pools.mincut import MinCutPool
 from flowpool.lab.pools.sag import SAGPool
@@ -144,6 +144,7 @@ def kept_table(
     """
     names = cloud_pools() if pools is None else list(pools)
     _check(names, features, num_points, channels, count)
+    require_equal_masses(dataset)
     if count is not None and count < len(dataset):
         drawn = np.random.default_rng(seed).permutation(len(dataset))[:count]
         dataset = subset(dataset, np.sort(drawn))
@@ -257,8 +258,10 @@ def _check(names: Sequence[str], features: str, num_points: int, channels: int, 
         raise ValueError(f"{', '.join(unable) or 'No pool'} gives a cloud of points; these do: {', '.join(able)}.")
     if features not in get_args(Features):
         raise ValueError(f"Unknown features {features!r}; pass {', '.join(get_args(Features))}.")
-    if num_points < 1 or channels < 1 or (count is not None and count < 1):
-        raise ValueError(f"{num_points} points, {channels} channels, {count} graphs; all must be at least 1.")
+    check_count(num_points, "points", MOST_POINTS)
+    check_count(channels, "channels", MOST_POINTS)
+    if count is not None and count < 1:
+        raise ValueError(f"{count} graphs are asked for; pass at least 1.")
 
 
 def _embedding(features: Features, in_channels: int, channels: int, seed: int) -> Callable[[Tensor, Tensor], Tensor]:

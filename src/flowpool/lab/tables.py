@@ -14,6 +14,7 @@ import torch
 from flowpool import Status, flow_pool, references
 from flowpool.lab.datasets import GraphDataset
 from flowpool.lab.files import fill_atomically
+from flowpool.lab.pools.base import MOST_POINTS, check_count
 
 FORMATS = (".parquet", ".npz")
 _GRAPHS_AT_ONCE = 64
@@ -65,14 +66,23 @@ def pool_dataset(
         seed: of the reference.
         on_progress: called with the number of graphs that were just done.
     """
+    check_count(num_points, "points", MOST_POINTS)
     reference = references.normal(dataset.num_features, num_points, seed)
     found = []
     for start in range(0, len(dataset), _GRAPHS_AT_ONCE):
         part = dataset.batch(torch.arange(start, min(start + _GRAPHS_AT_ONCE, len(dataset))))
         count = len(part.y)
+        own = slice(int(dataset.node_ptr[start]), int(dataset.node_ptr[start + count]))
+        masses = None if dataset.masses is None else dataset.masses[own]
         with torch.no_grad():
             pooled = flow_pool(
-                part.x, part.batch, reference=reference, dim_size=count, epsilon=epsilon, gradient="none"
+                part.x,
+                part.batch,
+                reference=reference,
+                masses=masses,
+                dim_size=count,
+                epsilon=epsilon,
+                gradient="none",
             )
         found.append((pooled.points, pooled.status, pooled.residual, pooled.steps))
         on_progress(count)
@@ -89,10 +99,12 @@ def pool_dataset(
     )
 
 
-def check_format(path: Path) -> None:
-    """Raises ValueError unless the name of the file says a format that can be written."""
+def check_output(path: Path) -> None:
+    """Raises ValueError unless the name says a format that can be written, and its folder is there."""
     if path.suffix not in FORMATS:
-        raise ValueError(f"{path} is to be what? Its name must end with {' or '.join(FORMATS)}.")
+        raise ValueError(f"The name of the output, {path}, must end with {' or '.join(FORMATS)}.")
+    if not path.parent.is_dir():
+        raise ValueError(f"The folder {path.parent} does not exist; make it first.")
 
 
 def write_table(table: PooledTable, path: Path) -> None:
@@ -102,7 +114,7 @@ def write_table(table: PooledTable, path: Path) -> None:
     ``point_I_feature_J``; its metadata holds ``flowpool``, JSON of how it was made and the reference. The arrays of an
     npz file have the same names, with ``points`` ``(B, M, D)`` and ``reference`` ``(M, D)``.
     """
-    check_format(path)
+    check_output(path)
     columns = {
         "graph": np.arange(len(table.labels)),
         "label": table.labels,

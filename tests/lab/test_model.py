@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from flowpool.lab.datasets import GraphBatch, load_dataset
-from flowpool.lab.model import Classifier, Norm, Shape, Size, build_model, derived_seed
+from flowpool.lab.model import Classifier, Shape, build_model, derived_seed
+from flowpool.lab.names import Norm, Size
 
 
 def mutag_batch() -> GraphBatch:

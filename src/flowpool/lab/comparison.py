@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,16 @@ class Row:
     difference: Difference | None
     seconds_per_epoch: float
     paper: Summary | None
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, accuracies as shares."""
+        return {
+            "pool": self.pool,
+            "accuracy": asdict(self.accuracy),
+            "difference": None if self.difference is None else asdict(self.difference),
+            "seconds_per_epoch": self.seconds_per_epoch,
+            "paper": None if self.paper is None else asdict(self.paper),
+        }
 
 
 def compare(results: Iterable[Result], pools: Sequence[str], reference: str, *, as_in_paper: bool = False) -> list[Row]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import multiprocessing
 import multiprocessing.context
 import os
@@ -23,19 +24,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from flowpool.lab.backbones import Propagation, check_backbone, prepare
+from flowpool.lab.backbones import check_backbone, prepare
 from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, load_splits, make_shapes, repeat_splits
 from flowpool.lab.leakproof import Exam, Practice, divide
 from flowpool.lab.model import Classifier, Shape, build_model, derived_seed
+from flowpool.lab.names import Propagation, Protocol
 from flowpool.lab.pools import POOLS
 from flowpool.lab.results import Candidate, Result, Run, Store, Task
 from flowpool.lab.training import Schedule, StopOn, Trained, train
-
-Protocol = Literal["paper", "errica"]
 
 SHAPES = "SHAPES"  # the one dataset that is made, not read
 
@@ -52,8 +52,10 @@ class Grid:
         return [Candidate(*values) for values in itertools.product(self.channels, self.learning_rates, self.stop_on)]
 
 
-PAPER_GRID = Grid((8,), (0.01,), ("loss",))
-ERRICA_GRID = Grid((32, 64), (0.01, 0.001), ("loss", "accuracy"))
+GRIDS: dict[Protocol, Grid] = {
+    "paper": Grid((8,), (0.01,), ("loss",)),
+    "errica": Grid((32, 64), (0.01, 0.001), ("loss", "accuracy")),
+}
 FINAL_RUNS = {"paper": 1, "errica": 3}
 
 
@@ -75,7 +77,7 @@ class Configuration:
     dataset: str = "MUTAG"
     data: str | None = None
     protocol: Protocol = "paper"
-    grid: Grid = PAPER_GRID
+    grid: Grid = GRIDS["paper"]
     propagation: Propagation | None = "normalised"
     shape: Shape = Shape()
     schedule: Schedule = Schedule()
@@ -94,6 +96,11 @@ class Configuration:
         for candidate in candidates:
             self.shape_of(candidate)
             self.schedule_of(candidate)
+
+    @property
+    def is_as_in_paper(self) -> bool:
+        """Whether everything that the paper states about its table (section 9) is as it states it."""
+        return replace(self, data=None, seed=0) == Configuration()
 
     def shape_of(self, candidate: Candidate) -> Shape:
         return replace(self.shape, channels=candidate.channels)
@@ -150,6 +157,17 @@ def evaluate(configuration: Configuration, tasks: Sequence[Task], store: Store, 
             yield future.result()
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def chosen_pools(text: str) -> tuple[str, ...]:
+    """The pools of a list that is separated by commas, or all of them."""
+    return tuple(POOLS) if text == "all" else tuple(name.strip() for name in text.split(","))
+
+
+def folder_name(identity: dict[str, Any]) -> str:
+    """A name for the folder of results that is different for every configuration."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return f"{identity['dataset']}-{identity['backbone']}-{digest[:10]}"
 
 
 def make_tasks(configuration: Configuration, pools: Sequence[str], repeats: int) -> list[Task]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from flowpool.lab.backbones import Backbone, build_backbone
+from flowpool.lab.backbones import build_backbone
+from flowpool.lab.names import Backbone, Norm, Size
 from flowpool.lab.pools import POOLS, Pool
-
-Size = Literal["none", "append", "scale"]
-Norm = Literal["none", "nodes", "output", "both"]
 
 
 class Output(NamedTuple):

@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from flowpool.lab import plots
-from flowpool.lab.comparison import Row, percent, points
+from flowpool.lab.comparison import Row, compare, percent, points, reference_pool
+from flowpool.lab.evaluate import Configuration
+from flowpool.lab.files import write_atomically
+from flowpool.lab.results import Result
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 54rem; margin: 2rem auto;
@@ -26,6 +31,41 @@ tr.reference { background: #f0f6fb }
 img { width: 100%; height: auto } figcaption, .note { color: #555; font-size: .9rem }
 figure { margin: 1rem 0 } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
 """
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What an evaluation ends with.
+
+    Attributes:
+        rows: one per pool, see `flowpool.lab.comparison.compare`.
+        reference: the pool that the others are compared with.
+        configuration: ``Configuration.identity()``.
+        path: the report that was written.
+    """
+
+    rows: list[Row]
+    reference: str
+    configuration: dict[str, Any]
+    path: Path
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "configuration": self.configuration,
+            "reference": self.reference,
+            "pools": [row.as_data() for row in self.rows],
+            "report": str(self.path),
+        }
+
+
+def conclude(configuration: Configuration, results: list[Result], pools: Sequence[str], folder: Path) -> Conclusion:
+    """Compares the results and writes ``report.html`` into the folder."""
+    reference, identity = reference_pool(pools), configuration.identity()
+    rows = compare(results, pools, reference, as_in_paper=configuration.is_as_in_paper)
+    path = folder / "report.html"
+    write_atomically(path, html_report(rows, reference, identity).encode())
+    return Conclusion(rows, reference, identity, path)
 
 
 def html_report(rows: Sequence[Row], reference: str, configuration: Mapping[str, Any]) -> str:

@@ -89,10 +89,12 @@ def pool_dataset(
     )
 
 
-def check_format(path: Path) -> None:
-    """Raises ValueError unless the name of the file says a format that can be written."""
+def check_output(path: Path) -> None:
+    """Raises ValueError unless the name says a format that can be written, and its folder is there."""
     if path.suffix not in FORMATS:
-        raise ValueError(f"{path} is to be what? Its name must end with {' or '.join(FORMATS)}.")
+        raise ValueError(f"The name of the output, {path}, must end with {' or '.join(FORMATS)}.")
+    if not path.parent.is_dir():
+        raise ValueError(f"The folder {path.parent} does not exist; make it first.")
 
 
 def write_table(table: PooledTable, path: Path) -> None:
@@ -102,7 +104,7 @@ def write_table(table: PooledTable, path: Path) -> None:
     ``point_I_feature_J``; its metadata holds ``flowpool``, JSON of how it was made and the reference. The arrays of an
     npz file have the same names, with ``points`` ``(B, M, D)`` and ``reference`` ``(M, D)``.
     """
-    check_format(path)
+    check_output(path)
     columns = {
         "graph": np.arange(len(table.labels)),
         "label": table.labels,

@@ -134,7 +134,7 @@ def test_names_that_are_paths_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_an_absent_dataset_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="'MUTANT' is not here; it is none of the known .*MUTAG.*MUTANT.zip"):
+    with pytest.raises(DatasetNotFoundError, match="'MUTANT' was not found; it is none of the known .*MUTAG.*MUTANT.zip"):
         load_dataset("MUTANT", tmp_path)
     with pytest.raises(DatasetNotFoundError, match="it is a known dataset"):
         load_dataset("DD", tmp_path, download=False)
@@ -194,7 +194,7 @@ def test_the_list_tells_what_is_here_and_whether_it_is_known(tmp_path: Path) -> 
     entries = {entry.name: entry for entry in list_datasets(tmp_path)}
     assert list(entries) == list(KNOWN)
     assert entries["MUTAG"].found == ("data folder", tmp_path / "MUTAG.zip")
-    assert (entries["MUTAG"].matches, entries["MUTAG"].note) == (True, "the known graphs, packed otherwise")
+    assert (entries["MUTAG"].matches, entries["MUTAG"].note) == (True, "the published graphs, packed differently")
     assert (entries["DD"].matches, entries["DD"].note[:10]) == (False, "unreadable")
     assert (entries["NCI1"].matches, entries["NCI1"].sha256) == (False, KNOWN["MUTAG"].content)
     assert (entries["ENZYMES"].found, entries["ENZYMES"].sha256, entries["ENZYMES"].matches) == (

@@ -100,6 +100,18 @@ class CatalogEntry:
     matches: bool | None
     note: str
 
+    def as_data(self) -> dict[str, str | bool | None]:
+        """Plain data."""
+        source, path = (self.found.source, str(self.found.path)) if self.found else (None, None)
+        return {
+            "name": self.name,
+            "source": source,
+            "path": path,
+            "sha256": self.sha256,
+            "matches": self.matches,
+            "note": self.note,
+        }
+
 
 def load_dataset(
     name: str,
@@ -123,8 +135,8 @@ def load_dataset(
     if found is None:
         known = "a known dataset" if name in KNOWN else f"none of the known datasets ({', '.join(KNOWN)})"
         raise DatasetNotFoundError(
-            f"Dataset {name!r} is not here; it is {known}. Put {name}.zip into a folder and name the folder "
-            f"as data or in {DATA_VARIABLE}."
+            f"Dataset {name!r} was not found; it is {known}. If you have it, put {name}.zip or the folder {name} into a "
+            f"folder, and name that folder as data or in {DATA_VARIABLE}."
         )
     content = read_content(found.path, name)
     if found.source == "cache" and content.sha256() != KNOWN[name].content:
@@ -207,13 +219,13 @@ def _entry(name: str, found: Found | None) -> CatalogEntry:
         return CatalogEntry(name, None, None, None, "not here; it is downloaded when it is needed")
     archive = _file_sha256(found.path) if found.path.is_file() else None
     if archive == KNOWN[name].archive:
-        return CatalogEntry(name, found, archive, True, "the known archive")
+        return CatalogEntry(name, found, archive, True, "the published archive")
     try:
         content = read_content(found.path, name)
     except (ArchiveError, DatasetFormatError) as error:
         return CatalogEntry(name, found, archive, False, f"unreadable: {error}")
     matches = content.sha256() == KNOWN[name].content
-    note = "the known graphs, packed otherwise" if matches else "other graphs than the known ones"
+    note = "the published graphs, packed differently" if matches else "not the published graphs"
     return CatalogEntry(name, found, archive or content.sha256(), matches, note)
 
 

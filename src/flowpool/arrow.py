@@ -128,6 +128,28 @@ def pooled_reference(schema: pa.Schema) -> Tensor:
         ) from None
 
 
+def node_width(table: pa.Table | pa.RecordBatch, nodes: str) -> int | None:
+    """D: what the type of the column says, else how many features most nodes have; ``None`` if there are no nodes."""
+    _check_columns(table.schema, nodes, None, [])
+    entries = table.schema.field(nodes).type.value_type
+    if kinds.is_fixed_size_list(entries):
+        return int(entries.list_size)
+    counts = np.zeros(1, np.int64)
+    for part in _parts(table):
+        ragged = _vectors(part.column(nodes))
+        found = np.bincount(np.diff(ragged.places[ragged.ptr[0] : ragged.ptr[-1] + 1]), minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
+    return int(counts[1:].argmax()) + 1 if counts[1:].any() else None
+
+
+def finite_nodes(rows: pa.RecordBatch, nodes: str, width: int) -> Tensor:
+    """The nodes of all rows that are whole and of that width, without those that are not finite, ``(n, width)``."""
+    ragged = _vectors(rows.column(nodes))
+    values = ragged.rows(~(ragged.null | ragged.any(np.diff(ragged.places) != width)), width)
+    return values[values.isfinite().all(1)]
+
+
 _RESULTS = ("points", "status", "residual")
 
 
@@ -217,7 +239,8 @@ def _bad_masses(weights: _Ragged, sizes: np.ndarray, dtype: torch.dtype) -> np.n
     values = weights.numbers.to(dtype).numpy()  # in which a tiny mass may be zero
     wrong = ~(np.isfinite(values) & (values >= 0))
     weightless = ~_any_between(values > 0, weights.places[weights.ptr]) & (sizes > 0)
-    return (weights.sizes != sizes) | _any_between(wrong, weights.places[weights.ptr]) | weightless
+    bad: np.ndarray = (weights.sizes != sizes) | _any_between(wrong, weights.places[weights.ptr]) | weightless
+    return bad
 
 
 def _vectors(column: pa.Array) -> _Ragged:
@@ -263,7 +286,8 @@ def _any_between(flags: np.ndarray, ends: np.ndarray) -> np.ndarray:
     if not flags.any():
         return np.zeros(len(ends) - 1, bool)
     counts = _offsets(flags)
-    return counts[ends[1:]] > counts[ends[:-1]]
+    found: np.ndarray = counts[ends[1:]] > counts[ends[:-1]]
+    return found
 
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
@@ -316,10 +340,13 @@ def _reference(
     table: pa.Table | pa.RecordBatch, nodes: str, num_points: int | None, reference: Any, seed: int
 ) -> Tensor:
     """X^(0), ``(M, D)``, given or drawn, after all checks."""
+    if reference is None:
+        found = node_width(table, nodes)
+        if found is None:
+            raise ValueError(f"Column {nodes!r} has no nodes to tell how many features there are; pass a reference.")
+        return references.normal(_NUM_POINTS if num_points is None else num_points, found, seed)
     entries = table.schema.field(nodes).type.value_type
     width = entries.list_size if kinds.is_fixed_size_list(entries) else None
-    if reference is None:
-        return references.normal(num_points or _NUM_POINTS, width or _usual_width(table, nodes), seed)
     start = torch.as_tensor(reference)
     if start.dim() != 2 or not start.is_floating_point():
         raise ValueError(
@@ -334,16 +361,3 @@ def _reference(
         )
     references.check(start, start.shape[1])
     return start.detach().cpu()
-
-
-def _usual_width(table: pa.Table | pa.RecordBatch, nodes: str) -> int:
-    """How many features most nodes have."""
-    counts = np.zeros(1, np.int64)
-    for part in _parts(table):
-        ragged = _vectors(part.column(nodes))
-        found = np.bincount(np.diff(ragged.places[ragged.ptr[0] : ragged.ptr[-1] + 1]), minlength=len(counts))
-        found[: len(counts)] += counts
-        counts = found
-    if not counts[1:].any():
-        raise ValueError(f"Column {nodes!r} has no nodes to tell how many features there are; pass a reference.")
-    return int(counts[1:].argmax()) + 1

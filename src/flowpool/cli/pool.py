@@ -35,7 +35,9 @@ def pool(
     ] = "normal",
     seed: Annotated[int, typer.Option(help="Seed of the reference.")] = 0,
     divergence: Annotated[bool, typer.Option("--divergence", help="Also say what pooling lost.")] = False,
-    on: Annotated[Literal["local", "ray"], typer.Option(help="Who computes: this machine, or a Ray cluster.")] = "local",
+    on: Annotated[
+        Literal["local", "ray"], typer.Option(help="Who computes: this machine, or a Ray cluster.")
+    ] = "local",
     address: Annotated[
         str | None, typer.Option(help="Of the Ray cluster, or auto.", show_default="a new one on this machine")
     ] = None,
@@ -61,7 +63,7 @@ def pool(
         job, store = make_job(rows, settings, output)
         parts = store.missing(rows.parts)
         if done := rows.num_rows - sum(part.stop - part.start for part in parts):
-            note(f"{done} of {rows.num_rows} rows are in {store.folder} already.")
+            note(f"{done} of {rows.num_rows} graphs are in {store.folder} already.")
         if on == "ray":
             from flowpool.lab.bulk.on_ray import cluster
     try:
@@ -83,10 +85,10 @@ def pool(
         raise typer.Exit(130) from None
     except (OSError, ValueError) as error:
         fail(f"{error} Finished parts are in {store.folder}; the same command goes on from there.", 1)
-    typer.echo(f"{output}: {rows.num_rows} rows, {points} points with {job.reference.shape[1]} features each.")
+    typer.echo(f"{output}: {rows.num_rows} graphs, {points} points with {job.reference.shape[1]} features each.")
     for name, advice in STATUSES.items():
         if counts[name] and not (name in Status.__members__ and Status[name].converged):
-            note(f"{counts[name]} rows are {name}. {advice}")
+            note(f"{counts[name]} graphs are {name}. {advice}")
 
 
 def _open(source: str, output: Path, data: Path | None) -> Source:

@@ -134,7 +134,9 @@ def test_names_that_are_paths_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_an_absent_dataset_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="'MUTANT' was not found; it is none of the known .*MUTAG.*MUTANT.zip"):
+    with pytest.raises(
+        DatasetNotFoundError, match="'MUTANT' was not found; it is none of the known .*MUTAG.*MUTANT.zip"
+    ):
         load_dataset("MUTANT", tmp_path)
     with pytest.raises(DatasetNotFoundError, match="it is a known dataset"):
         load_dataset("DD", tmp_path, download=False)

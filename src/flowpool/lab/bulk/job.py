@@ -111,7 +111,9 @@ def load_reference(path: Path) -> Tensor:
         values = found["reference"] if path.suffix == ".npz" else found
         reference = torch.from_numpy(np.asarray(values, np.float64))
     except (ValueError, KeyError, EOFError, OSError):
-        raise ValueError(f"{path} holds no reference; pass a .npy file of shape (points, features), or a pooled table.") from None  # fmt: skip
+        raise ValueError(
+            f"{path} holds no reference; pass a .npy file of shape (points, features), or a table pooled earlier."
+        ) from None
     references.check(reference, reference.shape[-1] if reference.dim() else 0)
     return reference
 

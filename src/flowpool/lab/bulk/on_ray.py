@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -50,17 +51,33 @@ class PoolParts:
 def cluster(address: str | None) -> Iterator[None]:
     """Ray, on the cluster at an address or on this machine alone; ended at the end unless it was there before."""
     ours = not ray.is_initialized()
-    try:
-        if ours:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None if address else False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConnectionError(f"No Ray cluster was reached at {address!r}: {reason}") from None
+    if ours:
+        _check_reachable(address)
+        # Ray's own account of its work would run through our progress bar.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        options = {} if address else {"include_dashboard": False}
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().split(". ")[0]
+            raise ConnectionError(f"No Ray cluster was reached at {address}: {reason}.") from None
     try:
         yield
     finally:
         if ours:
             ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():  # "auto", or none
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"No Ray cluster was reached at {address}: {error}.") from None
 
 
 def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -152,13 +153,14 @@ class ParquetSource(Source):
                 groups.append(group)
                 begin = first if begin is None else begin
         position = begin or 0
-        for batch in opened.iter_batches(min(_AT_ONCE, self.rows_per_part), groups, columns):
-            found = batch.slice(max(0, start - position), max(0, min(stop, position + len(batch)) - max(start, position)))
+        batches = opened.iter_batches(min(_AT_ONCE, self.rows_per_part), groups, columns)
+        while position < stop:
+            with _named(self.files[file]):
+                batch = next(batches)
+            begin, end = max(0, start - position), min(len(batch), stop - position)
             position += len(batch)
-            if len(found):
-                yield found
-            if position >= stop:
-                return
+            if begin < end:
+                yield batch.slice(begin, end - begin)
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,20 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def _open(path: Path) -> parquet.ParquetFile:
-    try:
+    with _named(path):
         return parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Says which file it is that cannot be read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # missing, forbidden: named by the system itself
+            raise
+        reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
+        raise ValueError(f"{path} cannot be read as Parquet: {reason}.") from None
 
 
 def _size_in_memory(metadata: parquet.FileMetaData) -> int:

@@ -86,11 +86,15 @@ class Store:
     def _refuse_others(self) -> None:
         parent = self.output.parent
         if not parent.is_dir():
-            raise ValueError(f"{parent} is not a folder; make it first.")
+            raise ValueError(f"The folder {parent} does not exist; make it first.")
         if self.is_file and self.output.is_dir():
-            raise ValueError(f"{self.output} is a folder; name a file, or a folder without the ending {self.output.suffix}.")
-        if not self.is_file and self.output.is_file():
-            raise ValueError(f"{self.output} is a file; the output is a folder, or a file that ends in .parquet or .npz.")
+            raise ValueError(
+                f"{self.output} is a folder; name a file, or a folder without the ending {self.output.suffix}."
+            )
+        if not self.is_file and (self.output.is_file() or self.output.suffix and not self.output.is_dir()):
+            raise ValueError(
+                f"The output {self.output} must end with .parquet or .npz, or be a folder, without an ending."
+            )
         if not self.folder.exists():
             return
         record = self._record()
@@ -129,7 +133,8 @@ def check_npz(schema: pa.Schema, left_out: Sequence[str]) -> None:
 
 def _is_plain(kind: pa.DataType) -> bool:
     types = pa.types
-    return any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string))  # fmt: skip
+    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string)
+    return any(check(kind) for check in checks)
 
 
 def _write_parquet(path: Path, parts: Sequence[Path], empty: pa.Table) -> None:
@@ -142,11 +147,15 @@ def _write_npz(path: Path, parts: Sequence[Path], empty: pa.Table) -> None:
     table = pa.concat_tables([empty, *map(parquet.read_table, parts)])
     about = json.loads(table.schema.metadata[b"flowpool"])
     reference = np.array(about.pop("reference"))
-    arrays = {name: _plain_array(table[name]) for name in table.column_names if name != "points"}
+    arrays: dict[str, Any] = {name: _plain_array(table[name]) for name in table.column_names if name != "points"}
     points = pa.concat_arrays(table["points"].chunks) if table["points"].num_chunks else empty["points"]
     flat = points.flatten().flatten().to_numpy()
     np.savez_compressed(
-        path, points=flat.reshape(-1, *reference.shape), reference=reference, about=np.array(json.dumps(about)), **arrays
+        path,
+        points=flat.reshape(-1, *reference.shape),
+        reference=reference,
+        about=np.array(json.dumps(about)),
+        **arrays,
     )
 
 

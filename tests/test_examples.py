@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -70,6 +72,28 @@ def test_read_the_report_names_the_graphs() -> None:
     assert "raised:   20 of 20 graphs are MAX_STEPS" in printed
     shares = [float(share) for share in printed.rsplit("masses [", 1)[1].split("]")[0].split(",")]
     assert all(abs(share - 0.25) < 1e-6 for share in shares)
+
+
+def test_train_with_jax_learns() -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    printed = run("train_with_jax.py")
+    losses = numbers(r"loss ([\d.]+)", printed)
+    assert losses[-1] < 0.7 * losses[0]
+    assert numbers(r"apart: (\d+) of 32", printed)[0] >= 24
+
+
+def test_train_with_lightning_learns_on_two_processes() -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    printed = run("train_with_lightning.py")
+    losses = numbers(r"loss ([\d.]+)", printed)
+    assert losses[-1] < 0.8 * losses[0]
+    assert "2 processes" in printed
+
+
+def test_chemprop_aggregation_learns() -> None:
+    pytest.importorskip("chemprop", reason="Chemprop is not installed")
+    errors = numbers(r"error ([\d.]+)", run("chemprop_aggregation.py"))
+    assert errors[-1] < errors[0] / 10
 
 
 def test_all_examples_are_tested() -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 import torch
@@ -37,14 +37,20 @@ class PoolParts:
         torch.set_num_threads(1)
         self.job, self.store = job, store
         self.parts = {part.number: part for part in job.source.parts}
-        _, rows = next(job.source.read(job.source.parts[:1]))
-        job.pool(pa.Table.from_batches([rows.slice(0, 1)]))
+        with suppress(OSError, ValueError):  # what cannot be read is told by the call that needs it
+            _, rows = next(job.source.read(job.source.parts[:1]))
+            job.pool(pa.Table.from_batches([rows.slice(0, 1)]))
 
     def __call__(self, numbers: pa.Table) -> pa.Table:
-        """Pools the parts of these numbers, and says how many rows they have."""
-        parts = self.store.missing([self.parts[number] for number in numbers["part"].to_pylist()])
-        done = sum(self.job.run(parts, self.store))
-        return pa.table({"rows": pa.array([done], pa.int64())})
+        """Pools the parts of these numbers. Says how many rows they have, and what went wrong, if anything did."""
+        done, failure = 0, None
+        try:
+            parts = self.store.missing([self.parts[number] for number in numbers["part"].to_pylist()])
+            for count in self.job.run(parts, self.store):
+                done += count
+        except (OSError, ValueError) as error:
+            failure = str(error)  # as an exception it would come back with pages of Ray's own
+        return pa.table({"rows": pa.array([done], pa.int64()), "failure": pa.array([failure], pa.string())})
 
 
 @contextmanager
@@ -96,8 +102,10 @@ def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(tasks))),
     )
     try:
-        for rows in done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-            yield from rows["rows"].to_pylist()
+        for results in done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            for result in results.to_pylist():
+                if result["failure"] is not None:
+                    raise OSError(f"A worker failed: {result['failure']}")
+                yield result["rows"]
     except RayError as error:
-        cause = error.cause if getattr(error, "cause", None) is not None else error
-        raise OSError(f"A worker failed: {str(cause).strip().splitlines()[-1]}") from None
+        raise OSError(f"The Ray cluster failed: {str(error).strip().splitlines()[0]}") from None

@@ -11,7 +11,7 @@ except ImportError:
 from flowpool import references
 from flowpool.jax import flow_pool
 
-CLOUDS, MOST, POINTS, WIDTH = 32, 40, 4, 4
+CLOUDS, MOST, POINTS, WIDTH = 32, 40, 4, 16
 
 
 def make_clouds(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -21,21 +21,20 @@ def make_clouds(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     angle = jax.random.uniform(angles, (CLOUDS, MOST), maxval=2 * jnp.pi)
     radius = jnp.sqrt(jax.random.uniform(radii, (CLOUDS, MOST)))
     labels = jnp.arange(CLOUDS) % 2
-    # A ring of this radius has the variance of the disc, so that mean and covariance cannot tell them apart.
-    radius = jnp.where(labels[:, None] == 1, jnp.sqrt(0.5), radius)
+    radius = jnp.where(labels[:, None] == 1, 1.0, radius)
     x = jnp.stack([radius * jnp.cos(angle), radius * jnp.sin(angle)], -1).reshape(-1, 2)
     real = jnp.arange(MOST) < count[:, None]
     ids = jnp.where(real, jnp.arange(CLOUDS)[:, None], CLOUDS).ravel()
     return x, ids, labels
 
 
-REFERENCE = references.normal(POINTS, WIDTH).numpy()
+REFERENCE = references.normal(POINTS, 2).numpy()
 
 
 def logits(weights: dict[str, jax.Array], x: jax.Array, ids: jax.Array) -> jax.Array:
-    nodes = jnp.tanh(x @ weights["first"] + weights["bias"])
-    pooled = flow_pool(nodes, ids, REFERENCE, num_segments=CLOUDS)
-    return pooled.points.reshape(CLOUDS, -1) @ weights["head"] + weights["shift"]
+    points = flow_pool(x @ weights["first"], ids, REFERENCE, num_segments=CLOUDS).points
+    hidden = jnp.tanh(points @ weights["second"] + weights["bias"])  # of each point
+    return hidden.mean(1) @ weights["head"] + weights["shift"]
 
 
 def loss(weights: dict[str, jax.Array], x: jax.Array, ids: jax.Array, labels: jax.Array) -> jax.Array:
@@ -43,25 +42,25 @@ def loss(weights: dict[str, jax.Array], x: jax.Array, ids: jax.Array, labels: ja
 
 
 @jax.jit
-def step(weights, momentum, x, ids, labels):  # type: ignore[no-untyped-def]
-    value, gradient = jax.value_and_grad(loss)(weights, x, ids, labels)
+def step(weights, momentum, key):  # type: ignore[no-untyped-def]
+    value, gradient = jax.value_and_grad(loss)(weights, *make_clouds(key))
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)
-    return jax.tree.map(lambda w, m: w - 0.2 * m, weights, momentum), momentum, value
+    return jax.tree.map(lambda w, m: w - 0.1 * m, weights, momentum), momentum, value
 
 
-first, head, data, fresh = jax.random.split(jax.random.key(0), 4)
+second, head, data, fresh = jax.random.split(jax.random.key(0), 4)
 weights = {
-    "first": jax.random.normal(first, (2, WIDTH)),
-    "bias": jnp.zeros(WIDTH),
-    "head": 0.1 * jax.random.normal(head, (POINTS * WIDTH, 2)),
+    "first": jnp.eye(2),
+    "second": 2 * jax.random.normal(second, (2, WIDTH)),
+    "bias": jnp.ones(WIDTH),
+    "head": jax.random.normal(head, (WIDTH, 2)) / WIDTH,
     "shift": jnp.zeros(2),
 }
 momentum = jax.tree.map(jnp.zeros_like, weights)
-clouds = make_clouds(data)
-for number in range(1, 101):
-    weights, momentum, value = step(weights, momentum, *clouds)
-    if number in (1, 30, 60, 100):
-        print(f"step {number:3}: loss {float(value):.3f}")
+for number in range(1, 61):
+    weights, momentum, value = step(weights, momentum, jax.random.fold_in(data, number))
+    if number in (1, 20, 40, 60):
+        print(f"step {number:2}: loss {float(value):.3f}")
 
 x, ids, labels = make_clouds(fresh)
 right = jax.jit(logits)(weights, x, ids).argmax(1) == labels

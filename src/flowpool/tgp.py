@@ -46,20 +46,20 @@ class FlowSelect(Select):
         self.coarsen.reset_parameters()
 
     def forward(self, x: Tensor, mask: Tensor | None = None, batch: Tensor | None = None) -> SelectOutput:
-        """S of padded nodes ``(B, N, D)`` with a mask ``(B, N)``, or of nodes one after the other ``(N, D)`` with a batch vector."""
-        padded = x.dim() == 3
-        valid = x.new_ones(x.shape[:2], dtype=torch.bool) if padded and mask is None else mask
-        nodes, graphs = (x[valid], valid.nonzero()[:, 0]) if padded else (x, batch)
-        count = x.shape[0] if padded else None
+        """S of padded nodes ``(B, N, D)`` with their mask ``(B, N)``, or of nodes ``(N, D)`` with their batch vector."""
         no_edges = torch.empty(2, 0, dtype=torch.long, device=x.device)
-        coarse = self.coarsen(nodes, no_edges, batch=graphs, dim_size=count)
-        points = coarse.x.view(-1, *self.coarsen.pool.reference.shape)  # (B, K, D)
-        if not padded:
-            return SelectOutput(s=coarse.assignment, batch=batch, points=points)
-        shares = x.new_zeros(*x.shape[:2], points.shape[1])
-        return SelectOutput(
-            s=shares.index_put(valid.nonzero(as_tuple=True), coarse.assignment), in_mask=valid, points=points
-        )
+        if x.dim() == 2:
+            coarse = self.coarsen(x, no_edges, batch=batch)
+            return SelectOutput(s=coarse.assignment, batch=batch, points=self._by_graph(coarse.x))
+        valid = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        graphs, places = valid.nonzero(as_tuple=True)
+        coarse = self.coarsen(x[graphs, places], no_edges, batch=graphs, dim_size=x.shape[0])
+        points = self._by_graph(coarse.x)
+        shares = x.new_zeros(*x.shape[:2], points.shape[1]).index_put((graphs, places), coarse.assignment)
+        return SelectOutput(s=shares, in_mask=valid, points=points)
+
+    def _by_graph(self, points: Tensor) -> Tensor:
+        return points.view(-1, *self.coarsen.pool.reference.shape)  # (B, K, D)
 
 
 class FlowReduce(Reduce):

@@ -24,8 +24,9 @@ def graphs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tens
     """Three paths with weights."""
     generator = torch.Generator().manual_seed(0)
     here = torch.tensor([k for k in range(17) if BATCH[k] == BATCH[k + 1]])
-    edges = torch.cat([torch.stack([here, here + 1]), torch.stack([here + 1, here])], 1)
-    weights = torch.rand(len(here), generator=generator, dtype=dtype).add(0.5).repeat(2)
+    both = torch.stack([torch.stack([here, here + 1]), torch.stack([here + 1, here])], -1)  # (2, E / 2, 2)
+    edges = both.flatten(1)  # graph after graph, as the library wants them
+    weights = torch.rand(len(here), generator=generator, dtype=dtype).add(0.5).repeat_interleave(2)
     return torch.randn(len(BATCH), 3, generator=generator, dtype=dtype), edges, weights
 
 

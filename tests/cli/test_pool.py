@@ -190,7 +190,7 @@ def test_bad_rows_are_counted(folder: Path) -> None:
     assert parquet.read_table("out")["status"].to_pylist() == [
         "OK", "NULL", "EMPTY", "NONFINITE_INPUT", "OK", "NULL"
     ]  # fmt: skip
-    assert "1 graphs are NONFINITE_INPUT." in result.stderr
+    assert "1 graph is NONFINITE_INPUT." in result.stderr
     assert "2 graphs are NULL." in result.stderr
     assert "EMPTY" not in result.stderr and "OK" not in result.stderr
 

@@ -88,7 +88,7 @@ def pool(
     typer.echo(f"{output}: {rows.num_rows} graphs, {points} points with {job.reference.shape[1]} features each.")
     for name, advice in STATUSES.items():
         if counts[name] and not (name in Status.__members__ and Status[name].converged):
-            note(f"{counts[name]} graphs are {name}. {advice}")
+            note(f"{counts[name]} {'graph is' if counts[name] == 1 else 'graphs are'} {name}. {advice}")
 
 
 def _open(source: str, output: Path, data: Path | None) -> Source:

@@ -39,6 +39,7 @@ def test_it_is_found_by_name() -> None:
     pooler = get_pooler("flow", in_channels=3, k=2, dropout=0.1)  # the library drops what a pooler does not know
     assert isinstance(pooler, FlowPooling)
     assert pooler.batched and not get_pooler("flow_u", in_channels=3, k=2).batched
+    assert "batched=True" in repr(pooler)
     assert not pooler.is_trainable and pooler.is_dense and not pooler.has_loss
 
 

@@ -169,5 +169,8 @@ class FlowPooling(DenseSRCPooling):
         )
         return PoolingOutput(x=points, edge_index=edges, edge_weight=weights, batch=batch_pooled, so=so)
 
+    def extra_repr_args(self) -> dict[str, Any]:
+        return {"batched": self.batched}
+
 
 tgp.poolers.pooler_map["flow"] = FlowPooling

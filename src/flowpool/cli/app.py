@@ -72,6 +72,10 @@ app.command(
 )(figures)
 app.command(
     rich_help_panel="Data",
-    epilog=_examples("flowpool pool MUTAG table.parquet", "flowpool pool path/to/ENZYMES.zip table.npz --points 8"),
+    epilog=_examples(
+        "flowpool pool MUTAG table.parquet",
+        "flowpool pool path/to/ENZYMES.zip table.npz --points 8",
+        "flowpool pool molecules/ pooled/ --nodes x --masses w",
+    ),
 )(pool)
 app.command(rich_help_panel="Data", epilog=_examples("flowpool data", "flowpool data --data folder --json"))(data)

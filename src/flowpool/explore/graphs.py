@@ -48,7 +48,7 @@ def answer(data: str | None, body: fields.Body) -> dict[str, Any]:
     if size > MOST_NODES:
         raise ValueError(f"Graph {number} has {size} nodes; the page draws graphs of up to {MOST_NODES} nodes.")
     nodes = smooth(graph.x.double(), graph.edge_index, hops)
-    reference = references.normal(num_points, nodes.shape[1], seed=seed).double()
+    reference = references.normal(nodes.shape[1], num_points, seed=seed).double()
     pooled = flow_pool(nodes, reference=reference, epsilon=epsilon, gradient="none")
     points, plan, status = pooled.points[0], pooled.plan(0), Status(int(pooled.status[0]))
     radius = float((nodes - nodes.mean(0)).square().sum(1).mean().sqrt())

@@ -50,7 +50,7 @@ class Question(NamedTuple):
 def read(body: fields.Body) -> Question:
     nodes, masses = fields.cloud(body)
     num_points = fields.whole(body, "points", 1, fields.MOST_POINTS)
-    reference = references.normal(num_points, 2, seed=fields.whole(body, "seed", 0, fields.MOST_SEED)).double()
+    reference = references.normal(2, num_points, seed=fields.whole(body, "seed", 0, fields.MOST_SEED)).double()
     epsilon = fields.number(body, "epsilon", *fields.EPSILON_RANGE)
     return Question(nodes, masses, reference, epsilon, fields.flag(body, "debias"))
 

@@ -26,7 +26,6 @@ _SHOWING = (
     "lab/plots.py",
     "lab/report.py",
     "lab/speed",
-    "lab/tables.py",
 )
 _PACKAGES = ("flowpool", "torch", "numpy", "numba", "torch_geometric", "scikit-learn", "POT")
 

@@ -162,8 +162,11 @@ def difference_error(case: Case, graph: int, points: Tensor, gradient: Tensor, w
 
     radius = float(variance(nodes).sqrt())
     step = 1e-5 * radius / float(direction.norm())
-    # Points that have met are told apart again, or they could not part.
+    # Points that have met are told apart again, or they could not part; unless rounding forbids it.
     start = points + 1e-9 * radius * torch.randn(points.shape, generator=torch.Generator().manual_seed(1)).double()
+
+    if len(start.unique(dim=0)) < len(start):
+        return None
 
     def end(amount: float) -> Tensor | None:
         moved = nodes + amount * direction

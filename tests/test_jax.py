@@ -114,7 +114,7 @@ def test_transport_pool_and_its_gradients_have_the_bits_of_torch(free: bool) -> 
     found = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*inputs)
     leaves = [torch.from_numpy(value.copy()).requires_grad_() for value in inputs]
     received = flowpool.transport_pool(
-        leaves[0], torch.from_numpy(IDS), points=leaves[1], epsilon=leaves[2], free=free, masses=leaves[3], dim_size=GRAPHS
+        leaves[0], torch.from_numpy(IDS), reference=leaves[1], epsilon=leaves[2], free=free, masses=leaves[3], dim_size=GRAPHS
     )  # fmt: skip
     for mine, theirs in zip(run(*inputs), received, strict=True):
         assert np.array_equal(mine, theirs.detach().numpy())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flowpool.cli.frozen import evaluate_frozen
 from flowpool.cli.terminal import (
     DataOption,
     JsonOption,
@@ -19,7 +20,8 @@ from flowpool.cli.terminal import (
     num_cores,
     plain_errors,
     print_json,
-    progress,
+    run_folds,
+    tell_failures,
 )
 from flowpool.lab.names import Backbone, Gradient, Norm, Padding, Propagation, Protocol, Reference, Size
 
@@ -32,6 +34,7 @@ _MODEL, _FLOW, _TRAINING, _RUN = "Model", "Settings of the flow", "Training", "R
 
 
 def evaluate(
+    context: typer.Context,
     dataset: Annotated[
         str,
         typer.Argument(help="Name of the dataset, or SHAPES; see flowpool data.", autocompletion=complete_dataset),
@@ -39,7 +42,9 @@ def evaluate(
     pools: Annotated[
         str, typer.Option(help="Pools to compare, separated by commas, or all.", autocompletion=complete_pools)
     ] = "flow,sort,sum,mean",
-    protocol: Annotated[Protocol, typer.Option(help="One setting per fold, or a grid and three final runs.")] = "paper",
+    protocol: Annotated[
+        Protocol, typer.Option(help="One setting per fold; a grid and three final runs; or nothing trained but an SVM.")
+    ] = "paper",
     repeats: Annotated[int, typer.Option(help="How often the ten folds are run, each time on new splits.")] = 1,
     backbone: Annotated[Backbone, typer.Option(help="What stands before the pool.", rich_help_panel=_MODEL)] = "sgc",
     propagation: Annotated[
@@ -58,7 +63,10 @@ def evaluate(
         ),
     ] = None,
     points: Annotated[
-        int, typer.Option(help="Points M per graph, for pools that have them.", rich_help_panel=_MODEL)
+        int,
+        typer.Option(
+            help="Points M per graph, for pools that have them.", show_default="5; frozen: 8", rich_help_panel=_MODEL
+        ),
     ] = 5,
     padding: Annotated[
         Padding,
@@ -124,15 +132,19 @@ def evaluate(
     Every fold is kept as it comes. Killed and started again, the same command goes on where it was.
     """
     with plain_errors():
-        from flowpool.lab import evaluate as lab
-        from flowpool.lab.model import Shape
-        from flowpool.lab.pools import FlowSettings
-        from flowpool.lab.results import Failure, Store
-        from flowpool.lab.training import Schedule
-
         workers = jobs if jobs is not None else num_cores()
         if workers < 1:
             raise ValueError(f"--jobs is {workers}; at least 1 is needed.")
+    if protocol == "frozen":
+        evaluate_frozen(context, dataset, pools, repeats, points, seed, workers, out, data, as_json)
+        return
+    with plain_errors():
+        from flowpool.lab import evaluate as lab
+        from flowpool.lab.model import Shape
+        from flowpool.lab.pools import FlowSettings
+        from flowpool.lab.results import Store
+        from flowpool.lab.training import Schedule
+
         default = lab.GRIDS[protocol]
         configuration = lab.Configuration(
             dataset,
@@ -155,27 +167,7 @@ def evaluate(
         folder = out or Path("runs") / lab.folder_name(identity)
         store = Store(folder, identity)
         done = len(store.load_all(tasks))
-    from concurrent.futures.process import BrokenProcessPool
-
-    if done:
-        note(f"{done} of {len(tasks)} folds are in {folder} already.")
-    try:
-        with progress() as bar:
-            task = bar.add_task(dataset, total=len(tasks), completed=done, doing="")
-            for result in lab.evaluate(configuration, tasks, store, jobs=workers):
-                how = "failed" if isinstance(result, Failure) else f"{100 * result.accuracy:.1f} %"
-                bar.update(task, advance=1, doing=f"{result.pool}: {how}")
-    except KeyboardInterrupt:
-        note(f"Stopped. Finished folds are in {folder}; the same command goes on from there.")
-        raise typer.Exit(130) from None
-    except OSError as error:
-        fail(f"{error}. Finished folds are in {folder}.", 1)
-    except BrokenProcessPool:
-        fail(
-            f"A worker process died, perhaps for want of memory. Finished folds are in {folder}; the same "
-            "command goes on from there, with fewer --jobs if you like.",
-            1,
-        )
+    run_folds(dataset, lab.evaluate(configuration, tasks, store, jobs=workers), len(tasks), done, folder)
     with plain_errors():
         from flowpool.lab.report import conclude, describe, verdict
 
@@ -192,13 +184,8 @@ def evaluate(
             if warned := [result for result in row.results if result.warnings]:
                 note(f"{row.pool} warned in {len(warned)} folds, for example: {warned[0].warnings[0]}")
         note(f"Report: {concluded.path}")
-    if failures := concluded.failures:
-        fail(
-            f"{len(failures)} of {len(tasks)} folds failed and are in none of the numbers; the first, {failures[0].pool} "
-            f"in fold {failures[0].fold} of repeat {failures[0].repeat}, with {failures[0].reason} The same command "
-            "tries them again.",
-            1,
-        )
+    if concluded.failures:
+        tell_failures(concluded.failures, len(tasks))
 
 
 def _table(rows: list[Row], reference: str, title: str) -> Table:

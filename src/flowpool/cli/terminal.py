@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -17,6 +17,8 @@ from flowpool.lab import names
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from flowpool.lab.results import Failure, Scored
 
 Value = TypeVar("Value")
 
@@ -92,6 +94,42 @@ def progress() -> Progress:
         TextColumn("{task.fields[doing]}"),
         console=where,
         disable=not where.is_terminal,
+    )
+
+
+def run_folds(name: str, results: Iterator[Scored | Failure], total: int, done: int, folder: Path) -> None:
+    """Shows folds as they come; an end that comes too early ends the program, and says how to go on."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    if done:
+        note(f"{done} of {total} folds are in {folder} already.")
+    try:
+        with progress() as bar:
+            task = bar.add_task(name, total=total, completed=done, doing="")
+            for result in results:
+                accuracy = getattr(result, "accuracy", None)  # a failure has none
+                how = "failed" if accuracy is None else f"{100 * accuracy:.1f} %"
+                bar.update(task, advance=1, doing=f"{result.pool}: {how}")
+    except KeyboardInterrupt:
+        note(f"Stopped. Finished folds are in {folder}; the same command goes on from there.")
+        raise typer.Exit(130) from None
+    except OSError as error:
+        fail(f"{error}. Finished folds are in {folder}.", 1)
+    except BrokenProcessPool:
+        fail(
+            f"A worker process died, perhaps for want of memory. Finished folds are in {folder}; the same "
+            "command goes on from there, with fewer --jobs if you like.",
+            1,
+        )
+
+
+def tell_failures(failures: Sequence[Failure], total: int) -> NoReturn:
+    """Ends the program because folds failed."""
+    first = failures[0]
+    fail(
+        f"{len(failures)} of {total} folds failed and are in none of the numbers; the first, {first.pool} in fold "
+        f"{first.fold} of repeat {first.repeat}, with {first.reason} The same command tries them again.",
+        1,
     )
 
 

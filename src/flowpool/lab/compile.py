@@ -43,7 +43,7 @@ def _flow(dtype: torch.dtype, weighted: bool) -> None:
 
 def _transport(dtype: torch.dtype, free: bool) -> None:
     nodes, batch, points = _sample(dtype)
-    received = transport_pool(nodes, batch, points=points.requires_grad_(), epsilon=0.5, free=free)
+    received = transport_pool(nodes, batch, reference=points.requires_grad_(), epsilon=0.5, free=free)
     (received.points.square().sum() + received.variances.sum() + received.masses.square().sum()).backward()
 
 

@@ -189,7 +189,7 @@ def _transport() -> tuple[bool, str]:
     from flowpool import transport_pool
 
     nodes, batch, reference = _sample()
-    received = transport_pool(nodes, batch, points=reference, epsilon=_EPSILON)
+    received = transport_pool(nodes, batch, reference=reference, epsilon=_EPSILON, relative=False)
     worst = max(
         float(np.abs(received.points[graph].numpy() - _barycentres(reference.numpy(), cloud.numpy(), _EPSILON)).max())
         for graph, cloud in enumerate((nodes[batch == 0], nodes[batch == 1]))

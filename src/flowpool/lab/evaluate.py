@@ -17,11 +17,11 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,20 @@ import torch
 
 from flowpool.lab import identity
 from flowpool.lab.backbones import check_backbone, prepare
-from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, load_splits, make_shapes, repeat_splits
+from flowpool.lab.datasets import (
+    Fold,
+    GraphDataset,
+    load_dataset,
+    load_splits,
+    make_shapes,
+    repeat_splits,
+    require_equal_masses,
+)
 from flowpool.lab.leakproof import Exam, Practice, divide
 from flowpool.lab.model import Classifier, Shape, build_model, derived_seed
-from flowpool.lab.names import Propagation, Protocol
+from flowpool.lab.names import Propagation, TrainedProtocol
 from flowpool.lab.pools import POOLS, FlowSettings, pool_class
-from flowpool.lab.results import Candidate, Failure, Result, Run, Store, Task
+from flowpool.lab.results import Candidate, Failure, Kind, Result, ResultFolder, Run, Store, Task
 from flowpool.lab.training import Schedule, StopOn, Trained, train
 
 SHAPES = "SHAPES"  # the one dataset that is made, not read
@@ -52,7 +60,7 @@ class Grid:
         return [Candidate(*values) for values in itertools.product(self.channels, self.learning_rates, self.stop_on)]
 
 
-GRIDS: dict[Protocol, Grid] = {
+GRIDS: dict[TrainedProtocol, Grid] = {
     "paper": Grid((8,), (0.01,), ("loss",)),
     "errica": Grid((32, 64), (0.01, 0.001), ("loss", "accuracy")),
 }
@@ -77,7 +85,7 @@ class Configuration:
 
     dataset: str = "MUTAG"
     data: str | None = None
-    protocol: Protocol = "paper"
+    protocol: TrainedProtocol = "paper"
     grid: Grid = GRIDS["paper"]
     propagation: Propagation | None = "normalised"
     shape: Shape = Shape()
@@ -148,13 +156,27 @@ def evaluate(
         store: the result folder of this configuration.
         jobs: processes; each trains one fold at a time on its share of the cores.
     """
+    return compute(partial(run_fold, configuration), tasks, store, jobs=jobs)
+
+
+def compute(
+    work: Callable[[Task], Kind], tasks: Sequence[Task], store: ResultFolder[Kind], *, jobs: int
+) -> Iterator[Kind | Failure]:
+    """Does the work of the tasks whose results are not in the store, and hands over each result once it is saved.
+
+    Args:
+        work: computes one fold; it can be pickled.
+        tasks: the folds.
+        store: where results are kept.
+        jobs: processes.
+    """
     if jobs < 1:
         raise ValueError(f"{jobs} jobs; at least 1 is needed.")
     todo = [task for task in tasks if store.load(task) is None]
     jobs = min(jobs, len(todo))
     if jobs <= 1:
         for task in todo:
-            yield _run_and_save(configuration, task, store)
+            yield _run_and_save(work, task, store)
         return
     others = set(multiprocessing.active_children())
     # A fresh interpreter each, not a fork: copies of a process with threads may hang.
@@ -166,7 +188,7 @@ def evaluate(
     )
     try:
         with _uninterrupted():
-            futures = [executor.submit(_run_and_save, configuration, task, store) for task in todo]
+            futures = [executor.submit(_run_and_save, work, task, store) for task in todo]
         for future in as_completed(futures):
             yield future.result()
     except BaseException:
@@ -191,19 +213,24 @@ def folder_name(identity: dict[str, Any]) -> str:
 
 def make_tasks(configuration: Configuration, pools: Sequence[str], repeats: int) -> list[Task]:
     """All folds of all pools, fold by fold, so that a table of what is done so far is fair."""
-    unknown = [pool for pool in pools if pool not in POOLS]
-    if unknown or not pools:
-        found = f"Unknown pool {unknown[0]!r}" if unknown else "No pool was named"
-        raise ValueError(f"{found}; there are {', '.join(POOLS)}.")
-    if len(set(pools)) < len(pools):
-        raise ValueError(f"A pool is named twice in {', '.join(pools)}.")
-    if repeats < 1:
-        raise ValueError(f"{repeats} repeats; at least 1 is needed.")
+    check_names(pools, POOLS, repeats)
     changed = configuration.flow.changed()
     if changed and not any(pool_class(pool).has_flow_settings for pool in pools):
         raise ValueError(f"None of these pools runs the flow, so that {next(iter(changed))} would have no effect.")
     num_folds = len(folds_of(configuration.dataset, configuration.data, 0))
     return [Task(pool, *where) for where in itertools.product(range(repeats), range(num_folds)) for pool in pools]
+
+
+def check_names(pools: Sequence[str], known: Collection[str], repeats: int) -> None:
+    """Raises ValueError unless the pools are known and different, and there is something to repeat."""
+    unknown = [pool for pool in pools if pool not in known]
+    if unknown or not pools:
+        found = f"Unknown pool {unknown[0]!r}" if unknown else "No pool was named"
+        raise ValueError(f"{found}; there are {', '.join(known)}.")
+    if len(set(pools)) < len(pools):
+        raise ValueError(f"A pool is named twice in {', '.join(pools)}.")
+    if repeats < 1:
+        raise ValueError(f"{repeats} repeats; at least 1 is needed.")
 
 
 def run_fold(configuration: Configuration, task: Task) -> Result:
@@ -267,9 +294,9 @@ def _final_run(
     return Run(graded.accuracy, graded.predictions, trained.curve, trained.best_epoch, trained.seconds, num_parameters)
 
 
-def _run_and_save(configuration: Configuration, task: Task, store: Store) -> Result | Failure:
+def _run_and_save(work: Callable[[Task], Kind], task: Task, store: ResultFolder[Kind]) -> Kind | Failure:
     try:
-        result = run_fold(configuration, task)
+        result = work(task)
     except Exception as error:
         failure = Failure(*task, reason=_reason(error), trace=traceback.format_exc())
         store.save_failure(failure)
@@ -335,4 +362,6 @@ def _prepared(configuration: Configuration) -> GraphDataset:
 
 @lru_cache(maxsize=4)
 def _prepare_once(name: str, data: str | None, backbone: Any, propagation: Any) -> GraphDataset:
-    return prepare(load_graphs(name, data), backbone, propagation)
+    dataset = load_graphs(name, data)
+    require_equal_masses(dataset)
+    return prepare(dataset, backbone, propagation)

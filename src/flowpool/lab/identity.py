@@ -20,11 +20,12 @@ _SHOWING = (
     "lab/compile.py",
     "lab/doctor.py",
     "lab/figures",
+    "lab/frozen/published.py",
+    "lab/frozen/summary.py",
     "lab/kept.py",
     "lab/plots.py",
     "lab/report.py",
     "lab/speed",
-    "lab/tables.py",
 )
 _PACKAGES = ("flowpool", "torch", "numpy", "numba", "torch_geometric", "scikit-learn", "POT")
 
@@ -48,7 +49,8 @@ def of_packages() -> dict[str, str]:
 
 def of_graphs(dataset: GraphDataset) -> str:
     digest = hashlib.sha256()
-    for part in (dataset.features, dataset.node_ptr, dataset.edge_index, dataset.edge_ptr, dataset.labels):
+    masses = () if dataset.masses is None else (dataset.masses,)
+    for part in (dataset.features, dataset.node_ptr, dataset.edge_index, dataset.edge_ptr, dataset.labels, *masses):
         digest.update(f"{part.dtype}{tuple(part.shape)};".encode())
         digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()

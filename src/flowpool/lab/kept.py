@@ -42,7 +42,7 @@ from torch_geometric.utils import to_dense_batch
 
 from flowpool.core import sinkhorn
 from flowpool.lab.backbones import build_backbone, prepare
-from flowpool.lab.datasets import GraphDataset
+from flowpool.lab.datasets import GraphDataset, require_equal_masses
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import write_table
 from flowpool.lab.leakproof import batches, subset
@@ -145,6 +145,7 @@ def kept_table(
     """
     names = cloud_pools() if pools is None else list(pools)
     _check(names, features, num_points, channels, count)
+    require_equal_masses(dataset)
     if count is not None and count < len(dataset):
         drawn = np.random.default_rng(seed).permutation(len(dataset))[:count]
         dataset = subset(dataset, np.sort(drawn))

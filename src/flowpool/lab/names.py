@@ -11,7 +11,8 @@ Backbone = Literal["sgc", "gin", "blind", "linear"]
 Propagation = Literal["normalised", "raw"]
 Size = Literal["none", "append", "scale"]
 Norm = Literal["none", "nodes", "output", "both"]
-Protocol = Literal["paper", "errica"]
+TrainedProtocol = Literal["paper", "errica"]
+Protocol = Literal["paper", "errica", "frozen"]
 Padding = Literal["none", "empty", "mass"]
 Reference = Literal["normal", "kmeans"]
 Gradient = Literal["implicit", "unrolled"]
@@ -25,6 +26,14 @@ DATASETS = (
     "DD",
     "IMDB-BINARY",
     "Mutagenicity",
+    "DIGITS",
+    "MUSK1",
+    "MUSK2",
+    "ELEPHANT",
+    "COREL-DOGS",
+    "BIRDS",
+    "TRX",
+    "UCSB",
     "SHAPES",
 )  # fmt: skip
 

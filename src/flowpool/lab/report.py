@@ -19,7 +19,7 @@ from flowpool.lab.files import write_atomically
 from flowpool.lab.pools import FlowSettings
 from flowpool.lab.results import Failure, Store, Task
 
-_STYLE = """
+STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 54rem; margin: 2rem auto;
        padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
@@ -110,12 +110,12 @@ def html_report(
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>Pooling on {name}</title><style>{_STYLE}</style></head><body>",
+        f"<title>Pooling on {name}</title><style>{STYLE}</style></head><body>",
         f"<h1>Pooling on {name}</h1><p class='lead'>{escape(describe(configuration))}</p>",
         f"<p>{escape(verdict(rows, reference, configuration))}</p>",
         _table(rows, reference),
         _failures(failures),
-        *(_section(*picture) for picture in pictures),
+        *(section(*picture) for picture in pictures),
         _warnings(rows),
         "<h2>Configuration</h2>",
         f"<pre>{escape(json.dumps(configuration, indent=1))}</pre></body></html>",
@@ -182,7 +182,8 @@ def _table(rows: Sequence[Row], reference: str) -> str:
     return "\n".join(lines)
 
 
-def _section(title: str, figure: Figure | None, caption: str) -> str:
+def section(title: str, figure: Figure | None, caption: str) -> str:
+    """A picture with a heading and a caption; nothing if there is no picture."""
     if figure is None:
         return ""
     picture = base64.b64encode(plots.as_svg(figure)).decode()

@@ -98,7 +98,7 @@ def test_the_step_is_what_the_readout_computes_between_its_normalisations() -> N
     normal = (NODES - NODES.mean(0)) / (NODES.var(0, correction=0) + 1e-5).sqrt()
     pool = POOLS["flow-step"](3, 4, seed=1)
     assert isinstance(pool, FlowStepPool)
-    readout = FlowReadout(3, 4, mass=None, reference=pool.reference.detach())
+    readout = FlowReadout(3, 4, size=None, reference=pool.reference.detach())
     pool.fit(normal, BATCH)
     columns = vector(pool, normal).detach()
     expected = (columns - columns.mean(0)) / (columns.var(0, correction=0) + 1e-5).sqrt()

@@ -22,7 +22,7 @@ class FlowPool(PointPool):
         self.settings = settings or FlowSettings()
         drawn = int(torch.randint(2**31 - 1, ()))  # drawn in any case, so that what follows does not depend on settings
         seed = drawn if self.settings.reference_seed is None else self.settings.reference_seed
-        reference = references.normal(num_points, in_channels, seed)
+        reference = references.normal(in_channels, num_points, seed)
         if not self.settings.relative:
             reference = reference * in_channels**0.5  # variance one in every feature, not in all together
         self.num_points = num_points

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from click.core import ParameterSource
 
 from flowpool.cli.terminal import console, fail, note, plain_errors, print_json, run_folds, tell_failures
 
@@ -90,7 +89,8 @@ def evaluate_frozen(
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _table(concluded: Conclusion, dataset: str) -> Table:

@@ -214,6 +214,7 @@ def folder_name(identity: dict[str, Any]) -> str:
 def make_tasks(configuration: Configuration, pools: Sequence[str], repeats: int) -> list[Task]:
     """All folds of all pools, fold by fold, so that a table of what is done so far is fair."""
     check_names(pools, POOLS, repeats)
+    require_equal_masses(load_graphs(configuration.dataset, configuration.data))
     changed = configuration.flow.changed()
     if changed and not any(pool_class(pool).has_flow_settings for pool in pools):
         raise ValueError(f"None of these pools runs the flow, so that {next(iter(changed))} would have no effect.")
@@ -362,6 +363,4 @@ def _prepared(configuration: Configuration) -> GraphDataset:
 
 @lru_cache(maxsize=4)
 def _prepare_once(name: str, data: str | None, backbone: Any, propagation: Any) -> GraphDataset:
-    dataset = load_graphs(name, data)
-    require_equal_masses(dataset)
-    return prepare(dataset, backbone, propagation)
+    return prepare(load_graphs(name, data), backbone, propagation)

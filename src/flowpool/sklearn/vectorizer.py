@@ -31,6 +31,7 @@ from flowpool.step.pool import transport_pool
 
 NUM_SLICES = 64  # directions of by="sliced"
 _ENTRIES_AT_ONCE = 2**22  # numbers per temporary array: 32 MB of float64
+_ROUNDING = 1e-10  # of the mean square on a line, below which a variance is none
 _MEMBERS_FOR_KMEANS = 50_000  # more do not move the centres visibly
 
 
@@ -391,5 +392,7 @@ def shares_on_lines(
         mean = num_shares * np.diff(np.interp(levels, reached, first), axis=1)  # (B, M)
         square = num_shares * np.diff(np.interp(levels, reached, second), axis=1)
         means[:, :, line] = mean + centres[:, line, None]
-        variances[:, :, line] = np.maximum(square - mean**2, 0)
+        variance = square - mean**2
+        # The sums run over all sets, so that what is left of equal members is their rounding.
+        variances[:, :, line] = np.where(variance > _ROUNDING * second[-1] / num_sets, variance, 0)
     return means, variances

@@ -148,5 +148,10 @@ def test_the_command_refuses_what_it_would_ignore():
     assert result.exit_code == 2 and "Unknown pool 'mena'" in result.output
     result = run("DIGITS", "--pools", "mean", "--jobs", "1")
     assert result.exit_code == 2 and "masses, which this does not take into account" in result.output
-    result = run("DIGITS", "--protocol", "frozen", "--pools", "wl", "--jobs", "1")
-    assert result.exit_code == 2 and "have attributes" in result.output
+
+
+def test_a_method_that_does_not_fit_the_data_says_so(monkeypatch):
+    monkeypatch.setattr("flowpool.lab.frozen.Frozen", partial(Frozen, grid=SMALL))
+    result = run("DIGITS", "--protocol", "frozen", "--pools", "wl", "--jobs", "1", "--points", "3", "--out", "r")
+    assert result.exit_code == 1 and "Every fold failed" in result.output and "have attributes" in result.output
+    assert json.loads(Path("r/configuration.json").read_text())["num_points"] == 3

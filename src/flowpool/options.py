@@ -129,11 +129,12 @@ def takes_options(layer: type[_Layer]) -> type[_Layer]:
     make: Callable[..., None] = layer.__init__
     signature = inspect.signature(make)
     named = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    types = FlowOptions.__annotations__
-    defaults = {field.name: field.default for field in fields(LayerOptions)}
+    options = {field.name: field for field in fields(LayerOptions)}
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=types[name])
-        for name in types
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=options[name].default, annotation=options[name].type
+        )
+        for name in FlowOptions.__annotations__
     ]
     known = [p.name for p in [*named[1:], *shared]]
 

@@ -46,7 +46,9 @@ def measure(name: str, data: str | None, points: list[int], num_pairs: int) -> N
             found = np.linalg.norm(vectors[pairs[:, 0]] - vectors[pairs[:, 1]], axis=1)
             correlation = np.corrcoef(exact, found)[0, 1]
             error = np.mean(np.abs(found[apart] / exact[apart] - 1))
-            print(f"| {name} | {count} | {label} | {correlation:.3f} | {100 * error:.0f} % | {seconds:.2f} |", flush=True)
+            print(
+                f"| {name} | {count} | {label} | {correlation:.3f} | {100 * error:.0f} % | {seconds:.2f} |", flush=True
+            )
 
 
 def _exact(sets: list[Any], weights: list[Any] | None, one: int, other: int) -> float:

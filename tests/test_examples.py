@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -77,6 +79,28 @@ def test_digits_are_told_apart(tmp_path: Path) -> None:
     assert "1797 images of 16 to 42 pixels -> (1797, 33)" in printed
     assert numbers(r"other images: ([\d.]+) %", printed)[0] > 95
     assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_train_with_jax_learns() -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    printed = run("train_with_jax.py")
+    losses = numbers(r"loss ([\d.]+)", printed)
+    assert losses[-1] < losses[0] / 2
+    assert numbers(r"apart: (\d+) of 32", printed)[0] >= 28
+
+
+def test_train_with_lightning_learns_on_two_processes() -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    printed = run("train_with_lightning.py")
+    losses = numbers(r"loss ([\d.]+)", printed)
+    assert losses[-1] < 0.8 * losses[0]
+    assert "2 processes" in printed
+
+
+def test_chemprop_aggregation_learns() -> None:
+    pytest.importorskip("chemprop", reason="Chemprop is not installed")
+    errors = numbers(r"error ([\d.]+)", run("chemprop_aggregation.py"))
+    assert errors[-1] < errors[0] / 10
 
 
 def test_all_examples_are_tested() -> None:

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
+from flowpool.core.constants import RIDGE
 from flowpool.costs import CostFunction
 from flowpool.inputs import check_choice, check_flag, check_number, checked_count
 
@@ -70,7 +71,7 @@ class Options:
     tolerance: float = 1e-5
     max_steps: int = 1000
     step_size: float | None = None
-    ridge: float = 1e-18
+    ridge: float = RIDGE
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:

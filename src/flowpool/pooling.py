@@ -1,40 +1,32 @@
 """FlowPool as a function: node features in, M points per graph out (sections 5 to 8 of the paper).
 
-:func:`flow_pool` checks its input, brings every graph into its frame, lets an engine find the stationary points there,
-and maps them back. With the torch engine only the map from the framed cloud to its stationary points has a derivative
-of its own, from the optimality condition, and everything around it is left to autograd. The compiled engine does all of
-it, and its derivative, in kernels.
+:func:`flow_pool` checks its input once, makes a :class:`~flowpool.engines.seam.Problem` of it and hands that to an engine.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from flowpool import costs, references
+from flowpool.core.constants import RIDGE
 from flowpool.core.flow import Flowed
-from flowpool.core.frame import make_frame
-from flowpool.core.measures import Clouds, arrange, check_features, make_clouds, require_like
-from flowpool.costs import Cost, CostFunction, Geometry
-from flowpool.engines import choice as engines
-from flowpool.engines import compiled as kernels
-from flowpool.engines import operators as ops
-from flowpool.engines import torch_engine as batching
-from flowpool.engines.compiled import Ended, Given
-from flowpool.engines.torch_engine import Problem
+from flowpool.core.measures import check_features, graphs_of, require_like
+from flowpool.costs import Cost, CostFunction
+from flowpool.engines import choice, compiled, operators, torch_engine
+from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
+from flowpool.kernels.errors import KernelError
 from flowpool.options import Options
-from flowpool.results import BackwardReport, Pooled, Solution
-from flowpool.status import Status
+from flowpool.results import Behind, Pooled
 
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
 
 Value = TypeVar("Value")
-_UNROLLED_STEP = 0.25
 _MOST_BYTES = 2**36  # for the result and for the plan of the points with themselves
 
 
@@ -55,7 +47,7 @@ def flow_pool(
     tolerance: float = 1e-5,
     max_steps: int = 1000,
     step_size: float | None = None,
-    ridge: float = 1e-18,
+    ridge: float = RIDGE,
     engine: Literal["auto", "compiled", "torch"] = "auto",
 ) -> Pooled:
     r"""The M points per graph whose Sinkhorn divergence to the node cloud is least.
@@ -112,219 +104,90 @@ def flow_pool(
             )
     check_features(nodes)
     references.check_shape(reference, nodes.shape[1])
-    require_like(reference, nodes, "reference")
+    if reference.device != nodes.device:
+        raise ValueError(f"reference is on {reference.device}, nodes are on {nodes.device}; move one of them.")
     if not torch.compiler.is_compiling():
         references.check_values(reference)
+    if reference.requires_grad and torch.is_grad_enabled() and gradient == "implicit":
+        raise ValueError(
+            "reference requires a gradient, but X* hardly depends on it: the flow forgets where it began. Pass "
+            "reference.detach(), or gradient='unrolled' to differentiate the steps."
+        )
     ground = costs.resolve(cost)
     if isinstance(masses, Tensor):
         require_like(masses, nodes, "masses")
     if debias:
         _check_symmetry(ground, reference)
-    precision = torch.float32 if nodes.device.type == "mps" else torch.float64
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
-        geometry = costs.bind(ground, precision, nodes.device)
-        weights = _checked_point_masses(point_masses, reference).to(precision)
-        inputs = _Inputs(
-            nodes, batch, ptr, reference.to(precision).contiguous(), masses, weights, dim_size, epsilon, relative
-        )
-        if engines.use_kernels(engine, nodes, geometry, weights, debias, gradient, step_size):
-            return _pool_compiled(inputs, geometry, options)
-        return _pool_torch(inputs, geometry, options)
+        return _pool(nodes, batch, ptr, reference, masses, point_masses, dim_size, ground, epsilon, relative, options)
 
 
-class _Inputs(NamedTuple):
-    """The arguments of the same names of :func:`flow_pool`, as far as they have been checked."""
-
-    nodes: Tensor
-    batch: Tensor | None
-    ptr: Tensor | None
-    reference: Tensor  # in the solver's precision
-    masses: Tensor | None
-    point_masses: Tensor  # normalised, in the solver's precision
-    dim_size: int | None
-    epsilon: float | Tensor
-    relative: bool
-
-
-def _pool_compiled(inputs: _Inputs, geometry: Geometry, options: Options) -> Pooled:
-    """Pooling by kernels from end to end."""
-    dtype, resolution = inputs.nodes.dtype, torch.finfo(inputs.nodes.dtype).eps
-    wide = torch.promote_types(dtype, torch.float32)
-    nodes = inputs.nodes.to(wide)
-    masses = inputs.masses.to(wide) if isinstance(inputs.masses, Tensor) else inputs.masses
-    ptr, order = arrange(nodes, inputs.batch, inputs.ptr, masses, inputs.dim_size, compiled=True)
-    num_graphs = ptr.numel() - 1
-    _check_size(num_graphs, *inputs.reference.shape)
-    level = _checked_epsilon(inputs.epsilon, num_graphs, inputs.reference)
-    features, relative = geometry.feature_weights, inputs.relative
-    given = Given(masses, order, ptr, level, features, inputs.point_masses, relative, resolution)
-    report = BackwardReport()
-    if torch.compiler.is_compiling():
-        settings = (inputs.reference, options.tolerance, options.max_steps, options.ridge)
-        ended = Ended(*ops.solve(nodes, *given, *settings))
+def _pool(
+    nodes: Tensor,
+    batch: Tensor | None,
+    ptr: Tensor | None,
+    reference: Tensor,
+    masses: Tensor | None,
+    point_masses: Tensor | None,
+    dim_size: int | None,
+    cost: Cost,
+    epsilon: float | Tensor,
+    relative: bool,
+    options: Options,
+) -> Pooled:
+    """The problem, the engine for it, and the record of what it found."""
+    precision = torch.float32 if nodes.device.type == "mps" else torch.float64
+    wide = torch.promote_types(nodes.dtype, torch.float32)
+    traced = torch.compiler.is_compiling() and not (batch is None and ptr is None)
+    if traced and dim_size is not None:
+        offsets, graph = operators.traced_graphs(nodes, batch, ptr, masses, dim_size)
     else:
-        call = _KernelCall(given, inputs.reference, options, report)
-        ended = Ended(*_Kernels.apply(call, nodes, masses, level, features))
-    fixed = given._replace(epsilon=level.detach(), point_masses=inputs.point_masses.detach())
-    behind = partial(_solution_behind, ended, fixed, inputs.reference, geometry.detached())
-    return Pooled(ended.points.to(dtype), ended.residual, ended.steps, ended.status, report, behind)
+        offsets, graph = graphs_of(nodes.detach(), batch, ptr, masses, dim_size)
+    start = reference.to(precision).contiguous()
+    _check_size(offsets.shape[0] - 1, *start.shape)
+    problem = Problem(
+        nodes.to(wide),
+        None if masses is None else masses.to(wide),
+        graph,
+        offsets,
+        start,
+        _checked_point_masses(point_masses, reference).to(precision),
+        _checked_epsilon(epsilon, offsets.shape[0] - 1, start),
+        relative,
+        costs.bind(cost, precision, nodes.device),
+        torch.finfo(nodes.dtype).eps,
+        options,
+    )
+    report = BackwardReport()
+    solution = _solve(problem, report)
+    return Pooled(
+        solution.points.to(nodes.dtype), solution.residual, solution.steps, solution.status, report,
+        partial(_behind, problem, solution),
+    )  # fmt: skip
+
+
+def _solve(problem: Problem, report: BackwardReport) -> Solution:
+    """By the compiled engine where it can serve; if kernels turn out not to compile here, by torch after all."""
+    if choice.use_kernels(problem):
+        if torch.compiler.is_compiling():
+            return operators.traced_solve(problem)
+        try:
+            return pooled_by(compiled, problem, report)
+        except KernelError as error:
+            if problem.options.engine == "compiled":
+                raise
+            choice.give_up_kernels(str(error))
+    if problem.options.gradient == "unrolled":
+        return torch_engine.solve(problem)
+    return pooled_by(torch_engine, problem, report)
 
 
 @torch.no_grad()
-def _solution_behind(ended: Ended, given: Given, reference: Tensor, geometry: Geometry) -> Solution:
-    """The graphs in their frames, which the kernels keep to themselves, with the solution that they found there."""
-    clouds = Clouds.from_ptr(ended.nodes.to(given.epsilon.dtype), ended.masses, given.ptr)
-    frame = make_frame(clouds, geometry, given.epsilon, reference, given.relative)
-    problem = Problem(
-        frame.clouds, frame.start, given.point_masses, frame.epsilon, frame.geometry, True, given.resolution
-    )
-    inside, potential, self_potential = ended.inside, ended.potential, ended.self_potential
-    flowed = Flowed(inside, potential, self_potential, ended.residual, ended.steps, ended.singular)
-    return Solution(problem, flowed, frame.solvable, frame.cost_unit, given.order)
-
-
-class _KernelCall(NamedTuple):
-    """What the autograd function of the compiled engine needs besides differentiable tensors."""
-
-    given: Given
-    reference: Tensor
-    options: Options
-    report: BackwardReport
-
-
-class _Kernels(torch.autograd.Function):
-    """:mod:`flowpool.engines.compiled` as a function of nodes, masses, epsilon and the weights of the features."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _KernelCall, nodes: Tensor, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        options = call.options
-        ended = kernels.solve(nodes, call.given, call.reference, options.tolerance, options.max_steps)
-        ctx.call = call
-        ctx.save_for_backward(*inputs, *ended)
-        ctx.mark_non_differentiable(*ended[1:])
-        ctx.set_materialize_grads(False)
-        return tuple(ended)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
-        if upstream is None:
-            return (None,) * 5
-        call: _KernelCall = ctx.call
-        masses, epsilon, weights, *ended = ctx.saved_tensors
-        given = call.given._replace(masses=masses, epsilon=epsilon, weights=weights)
-        names = ("nodes", "masses", "epsilon", "weights")
-        wanted = {name for name, need in zip(names, ctx.needs_input_grad[1:], strict=True) if need}
-        found = kernels.adjoint(Ended(*ended), given, upstream, call.options.ridge, wanted)
-        call.report.residual, call.report.damped = found.residual, found.damped
-        return (None, *(getattr(found, name) if name in wanted else None for name in names))
-
-
-def _refuse_second_derivatives() -> None:
-    # Grad mode is on in a backward pass only under create_graph. Not every input makes the result require a gradient,
-    # so that a check of the result alone would let a wrong second derivative through.
-    if torch.is_grad_enabled():
-        raise RuntimeError("flow_pool cannot be differentiated twice; call backward or grad without create_graph.")
-
-
-def _pool_torch(inputs: _Inputs, geometry: Geometry, options: Options) -> Pooled:
-    """Pooling by torch operations: for any device, any cost, and recorded steps."""
-    nodes, reference, precision = inputs.nodes, inputs.reference, inputs.reference.dtype
-    masses = inputs.masses.to(precision) if isinstance(inputs.masses, Tensor) else inputs.masses
-    clouds, order = make_clouds(nodes.to(precision), inputs.batch, inputs.ptr, masses, inputs.dim_size)
-    _check_size(clouds.num_graphs, *reference.shape)
-    level = _checked_epsilon(inputs.epsilon, clouds.num_graphs, reference)
-    frame = make_frame(clouds, geometry, level, reference, inputs.relative)
-    resolution = torch.finfo(nodes.dtype).eps
-    problem = Problem(
-        frame.clouds, frame.start, inputs.point_masses, frame.epsilon, frame.geometry, options.debias, resolution
-    )
-    report = BackwardReport()
-    ended = _stationary(problem, frame.solvable, options, report)
-    points = frame.outside(ended.points).to(nodes.dtype)
-    with torch.no_grad():
-        status = torch.where(frame.empty, Status.EMPTY.value, _status_of(ended, options.tolerance))
-        finite = points.detach().flatten(1).isfinite().all(1)
-        status = torch.where(finite, status, Status.NONFINITE.value)
-        status = torch.where(frame.broken, Status.NONFINITE_INPUT.value, status).to(torch.int8)
-        residual = torch.where(frame.broken, torch.nan, ended.residual)
-    flowed = Flowed(*(x.detach() for x in ended))
-    behind = partial(Solution, _detached(problem), flowed, frame.solvable, frame.cost_unit, order)
-    return Pooled(points, residual, ended.steps, status, report, behind)
-
-
-def _stationary(problem: Problem, solvable: Tensor, options: Options, report: BackwardReport) -> Flowed:
-    """The end of the flow, with ``points`` differentiable in every tensor of the problem; zeros where not solvable."""
-    if options.gradient == "unrolled":
-        step_size = _UNROLLED_STEP if options.step_size is None else options.step_size
-        chosen = solvable.nonzero().squeeze(-1)
-        part = problem.select(chosen)
-        points, steps = batching.unrolled(part, step_size, options.max_steps, options.tolerance)
-        # What is left at the end of the recorded steps: judged there, without moving.
-        judged = batching.judge(replace(_detached(part), start=points.detach()))
-        return engines.spread(judged._replace(points=points, steps=steps), chosen, problem.start)
-    names = [name for name, value in problem.geometry.tensors.items() if value.requires_grad]
-    call = _Call(_detached(problem), solvable, options, names, report)
-    clouds = problem.clouds
-    inputs = (clouds.nodes, clouds.masses, problem.point_masses, problem.epsilon)
-    return Flowed(*_Implicit.apply(call, *inputs, *(problem.geometry.tensors[name] for name in names)))
-
-
-class _Call(NamedTuple):
-    """What the autograd function of the torch engine needs besides differentiable tensors."""
-
-    problem: Problem  # without autograd history
-    solvable: Tensor
-    options: Options
-    names: list[str]  # of the cost parameters that follow the other inputs
-    report: BackwardReport
-
-
-class _Implicit(torch.autograd.Function):
-    """The stationary points, with the derivative of section 8.2."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *inputs: Tensor) -> tuple[Tensor, ...]:
-        options = call.options
-        ended = engines.solve(call.problem, call.solvable, options.tolerance, options.max_steps, options.step_size)
-        ctx.call = call
-        ctx.save_for_backward(*inputs, *ended)
-        ctx.mark_non_differentiable(*ended[1:])
-        ctx.set_materialize_grads(False)
-        return tuple(ended)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
-        call: _Call = ctx.call
-        if upstream is None:
-            return (None,) * (5 + len(call.names))
-        ended = Flowed(*ctx.saved_tensors[4 + len(call.names) :])
-        names = ["nodes", "masses", "point_masses", "epsilon", *call.names]
-        needed = dict(zip(names, ctx.needs_input_grad[1:], strict=True))
-        wanted = {name for name, need in needed.items() if need}
-        found = engines.adjoint(call.problem, call.solvable, ended, upstream, call.options.ridge, wanted)
-        call.report.residual, call.report.damped = found.residual, found.damped
-        values = {"nodes": found.nodes, "masses": found.masses, "point_masses": found.point_masses}
-        values |= {"epsilon": found.epsilon} | found.parameters
-        return (None, *(values[name] if needed[name] else None for name in names))
-
-
-def _status_of(ended: Flowed, tolerance: float) -> Tensor:
-    good = torch.where(ended.singular, Status.SINGULAR.value, Status.OK.value)
-    status = torch.where(ended.residual <= tolerance, good, Status.MAX_STEPS.value)
-    return torch.where(ended.residual.isnan(), Status.NONFINITE.value, status)
-
-
-def _detached(problem: Problem) -> Problem:
-    clouds = problem.clouds
-    return replace(
-        problem,
-        clouds=Clouds(clouds.nodes.detach(), clouds.masses.detach(), clouds.ptr, clouds.batch),
-        point_masses=problem.point_masses.detach(),
-        epsilon=problem.epsilon.detach(),
-        geometry=problem.geometry.detached(),
-    )
+def _behind(problem: Problem, solution: Solution) -> Behind:
+    """The graphs in their frames with the solution found there, for plans and divergences."""
+    inside, frame, order = torch_engine.framed(problem.detached())
+    flowed = Flowed(*(value.detach() for value in torch_engine.flowed(solution)))
+    return Behind(inside, flowed, frame.solvable, frame.cost_unit, order)
 
 
 def _outside_inference(value: Value) -> Value:

@@ -13,29 +13,17 @@ from torch import Tensor
 from flowpool.core import sinkhorn
 from flowpool.core.flow import Flowed
 from flowpool.engines import torch_engine as batching
-from flowpool.engines.torch_engine import Problem
+from flowpool.engines.seam import BackwardReport
+from flowpool.engines.torch_engine import Framed
 from flowpool.status import Status
 
 _CONVERGED = torch.tensor([status.converged for status in sorted(Status)])  # by code
 
 
-class BackwardReport:
-    """Quality of the last backward pass, per graph.
-
-    Attributes:
-        residual: of the linear solve, ``(B,)``; ``None`` before the first backward pass.
-        damped: whether the Hessian was singular, so that the minimum-norm gradient was taken, ``(B,)`` bool.
-    """
-
-    def __init__(self) -> None:
-        self.residual: Tensor | None = None
-        self.damped: Tensor | None = None
-
-
-class Solution(NamedTuple):
+class Behind(NamedTuple):
     """What plans and divergences are computed from, without autograd history."""
 
-    problem: Problem  # all graphs, in their frames
+    problem: Framed  # all graphs, in their frames
     ended: Flowed
     solvable: Tensor  # (B,) bool
     cost_unit: Tensor  # (B,), how much the frame's unit of cost is outside
@@ -59,7 +47,7 @@ class Pooled:
     steps: Tensor
     status: Tensor
     backward: BackwardReport
-    _behind: Callable[[], Solution] = field(repr=False)
+    _behind: Callable[[], Behind] = field(repr=False)
 
     @property
     def converged(self) -> Tensor:
@@ -67,7 +55,7 @@ class Pooled:
         return _CONVERGED.to(self.status.device)[self.status.long()]
 
     @cached_property
-    def _solution(self) -> Solution:
+    def _solution(self) -> Behind:
         return self._behind()
 
     @cached_property

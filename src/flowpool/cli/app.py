@@ -16,6 +16,7 @@ from flowpool.cli.compile import compile
 from flowpool.cli.data import data
 from flowpool.cli.doctor import doctor
 from flowpool.cli.evaluate import evaluate
+from flowpool.cli.explore import explore
 from flowpool.cli.figures import figures
 from flowpool.cli.kept import kept
 from flowpool.cli.pool import pool
@@ -70,11 +71,19 @@ app.command(
     rich_help_panel="Compare and measure", epilog=_examples("flowpool bench --no-large", "flowpool bench --json")
 )(bench)
 app.command(
+    rich_help_panel="Compare and measure",
+    epilog=_examples("flowpool explore", "flowpool explore --no-open --port 8080"),
+)(explore)
+app.command(
     rich_help_panel="Compare and measure", epilog=_examples("flowpool figures", "flowpool figures flow circle --out f")
 )(figures)
 app.command(
     rich_help_panel="Data",
-    epilog=_examples("flowpool pool MUTAG table.parquet", "flowpool pool path/to/ENZYMES.zip table.npz --points 8"),
+    epilog=_examples(
+        "flowpool pool MUTAG table.parquet",
+        "flowpool pool path/to/ENZYMES.zip table.npz --points 8",
+        "flowpool pool molecules/ pooled/ --nodes x --masses w",
+    ),
 )(pool)
 app.command(rich_help_panel="Data", epilog=_examples("flowpool data", "flowpool data --data folder --json"))(data)
 app.command(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowpool.core.constants import LEADING, MOST_LEADING
+from flowpool.core.constants import LEADING, MOST_LEADING, hull_tolerance
 
 
 class Directions(NamedTuple):
@@ -19,15 +19,6 @@ class Directions(NamedTuple):
 
     basis: Tensor  # (B, K, D), orthonormal; a cloud that needs fewer has rows of zeros for the others
     spanned: Tensor  # (B,) bool, whether they are all directions of the hull of the nodes
-
-
-def hull_tolerance(resolution: float) -> float:
-    """Distance from the hull of the nodes, relative to the farthest, that is rounding.
-
-    Args:
-        resolution: relative precision that the nodes were given in.
-    """
-    return max(1e-10, 10 * resolution)
 
 
 @torch.no_grad()

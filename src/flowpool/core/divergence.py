@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from flowpool import costs
 from flowpool.core import sinkhorn
 from flowpool.core.directions import Directions, leading_directions
+from flowpool.core.records import take
 from flowpool.core.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan, SelfTransport, Transport
 from flowpool.costs import CostFunction, Geometry
 
@@ -34,7 +35,11 @@ class Evaluation(NamedTuple):
     cost: Tensor  # (B, M, N)
     xy: Transport
     xx: SelfTransport | None  # None when the energy is not debiased
-    settled: Tensor  # (B,) bool, whether both transports are as exact as was asked for
+
+    @property
+    def error(self) -> Tensor:
+        """The larger of the two marginal errors, ``(B,)``."""
+        return self.xy.error if self.xx is None else torch.maximum(self.xy.error, self.xx.error)
 
     @property
     def self_potential(self) -> Tensor:
@@ -74,13 +79,17 @@ class Energy:
 
     def select(self, index: Tensor) -> Energy:
         """The energies of some of the clouds."""
-        return replace(
+        part = replace(
             self,
             nodes=self.nodes[index],
             masses=self.masses[index],
             point_masses=self.point_masses[index],
             epsilon=self.epsilon[index],
         )
+        for name in ("scales", "leading"):  # what is known of all is known of some
+            if name in self.__dict__:
+                part.__dict__[name] = take(self.__dict__[name], index)
+        return part
 
     @cached_property
     @torch.no_grad()
@@ -105,21 +114,20 @@ class Energy:
         points: Tensor,
         warm: Evaluation | None = None,
         tolerance: Tensor | float = 1e-12,
-        rounds: int | None = None,
     ) -> Evaluation:
         """The gradient at ``points``, ``(B, M, D)``, with the inner problems solved to ``tolerance``.
 
         ``warm`` is an evaluation at nearby points. Its potential is carried along to first order,
         ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, or a point that moves by 4 R in one step would leave the
-        potential 30 epsilon behind. ``rounds`` is for :func:`flowpool.core.sinkhorn.solve`.
+        potential 30 epsilon behind.
         """
         with torch.no_grad():
             cost = self.geometry.matrix(points, self.nodes)
             if warm is None:
-                return self._evaluate(points, cost, None, None, tolerance, rounds)
+                return self._evaluate(points, cost, None, None, tolerance)
             potential = warm.xy.potential + (warm.xy.plan * (cost - warm.cost)).sum(-1) / self.point_masses
             self_potential = None if warm.xx is None else warm.xx.potential
-            return self._evaluate(points, cost, potential, self_potential, tolerance, rounds)
+            return self._evaluate(points, cost, potential, self_potential, tolerance)
 
     @torch.no_grad()
     def evaluate_from(
@@ -128,11 +136,10 @@ class Energy:
         potential: Tensor,
         self_potential: Tensor | None,
         tolerance: Tensor | float = 1e-12,
-        rounds: int | None = None,
     ) -> Evaluation:
         """The gradient at ``points`` with the inner problems started from given potentials ``(B, M)``."""
         cost = self.geometry.matrix(points, self.nodes)
-        return self._evaluate(points, cost, potential, self_potential, tolerance, rounds)
+        return self._evaluate(points, cost, potential, self_potential, tolerance)
 
     def _evaluate(
         self,
@@ -141,16 +148,15 @@ class Energy:
         potential: Tensor | None,
         self_potential: Tensor | None,
         tolerance: Tensor | float,
-        rounds: int | None,
     ) -> Evaluation:
-        xy = sinkhorn.solve(cost, self.point_masses, self.masses, self.epsilon, potential, tolerance, rounds)
+        xy = sinkhorn.solve(cost, self.point_masses, self.masses, self.epsilon, potential, tolerance)
         gradient = self.geometry.pull_back(xy.plan, points, self.nodes)
         if not self.debias:
-            return Evaluation(points, gradient.detach(), cost, xy, None, xy.settled)
+            return Evaluation(points, gradient.detach(), cost, xy, None)
         cost_xx = self.geometry.matrix(points, points)
-        xx = sinkhorn.solve_self(cost_xx, self.point_masses, self.epsilon, self_potential, tolerance, rounds)
+        xx = sinkhorn.solve_self(cost_xx, self.point_masses, self.epsilon, self_potential, tolerance)
         gradient = gradient - self.geometry.pull_back(xx.plan, points, points)
-        return Evaluation(points, gradient.detach(), cost, xy, xx, xy.settled & xx.settled)
+        return Evaluation(points, gradient.detach(), cost, xy, xx)
 
     def gradient(self, points: Tensor, solved: Evaluation) -> Tensor:
         """The gradient at ``points`` as a differentiable function of them and of every tensor of the energy.
@@ -236,45 +242,3 @@ def sinkhorn_divergence(
     own_points = sinkhorn_loss(points, points, epsilon, point_masses, point_masses, cost)
     own_nodes = sinkhorn_loss(nodes, nodes, epsilon, masses, masses, cost)
     return between - (own_points + own_nodes) / 2
-
-
-def divergence_gradient(
-    points: Tensor,
-    nodes: Tensor,
-    epsilon: float | Tensor,
-    point_masses: Tensor | None = None,
-    masses: Tensor | None = None,
-    cost: str | CostFunction = "sqeuclidean",
-    method: Literal["envelope", "implicit", "unrolled"] = "envelope",
-) -> Tensor:
-    """Gradient of S_eps in the points, ``(B, M, D)``, by one of three ways that agree (section 6).
-
-    Args:
-        method: ``"envelope"`` uses the plans as they are; ``"implicit"`` differentiates the primal value through the
-            optimality condition of the plans; ``"unrolled"`` through the iterations of Sinkhorn's algorithm.
-    """
-    energy = make_energy(points, nodes, epsilon, point_masses, masses, cost)
-    if method == "envelope":
-        return energy.evaluate(points).gradient
-    a, b, eps = energy.point_masses, energy.masses, energy.epsilon
-    with torch.enable_grad():
-        moved = points.detach().requires_grad_()
-        cost_xy, cost_xx = energy.geometry.matrix(moved, nodes), energy.geometry.matrix(moved, moved)
-        if method == "implicit":
-            solved = energy.evaluate(points)
-            plan = DifferentiablePlan.apply(cost_xy, a, b, eps, solved.xy)
-            plan_xx = DifferentiableSelfPlan.apply(cost_xx, a, eps, solved.xx)
-        elif method == "unrolled":
-            plan = sinkhorn.sinkhorn(cost_xy, a, b, eps, tolerance=1e-13).plan
-            plan_xx = sinkhorn.sinkhorn_self(cost_xx, a, eps, tolerance=1e-13).plan
-        else:
-            raise ValueError(f"Unknown method {method!r}; pass 'envelope', 'implicit' or 'unrolled'.")
-        value = _primal(plan, cost_xy, eps) - _primal(plan_xx, cost_xx, eps) / 2
-        (gradient,) = torch.autograd.grad(value.sum(), moved)
-    return gradient
-
-
-def _primal(plan: Tensor, cost: Tensor, epsilon: Tensor) -> Tensor:
-    # The floor keeps the slope of p log p finite at entries that are zero.
-    entropy = -(plan * plan.clamp_min(torch.finfo(plan.dtype).tiny).log()).sum((-1, -2))
-    return (plan * cost).sum((-1, -2)) - epsilon * entropy

@@ -16,6 +16,7 @@ from torch import Tensor
 from flowpool.core.measures import Clouds
 from flowpool.costs import Geometry, SquaredEuclidean
 
+_FAR = 1e100  # distance in units of the spread that only a node without mass can have
 _POINTLESS = 1e-13  # spread of a cloud, relative to its largest entry, below which it is one point
 
 
@@ -30,7 +31,7 @@ class Frame:
         cost_unit: how much its unit of cost is outside, ``(B,)``.
         geometry: the cost in the frame.
         epsilon: in the frame, ``(B,)``.
-        start: X^(0) in the frame, ``(B, M, D)``.
+        start: X^(0) in the frame, ``(B, M, D)``; an absolute one depends on the graph.
         empty: graphs without nodes, ``(B,)`` bool.
         broken: graphs with non-finite features, ``(B,)`` bool.
         solvable: graphs that need the flow: neither of these, and with at least two distinct nodes, ``(B,)`` bool.
@@ -74,8 +75,10 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
 
     mean = clouds.mean()
     centred = nodes - mean[clouds.batch]
+    # A node without mass has no say in what its graph is.
+    heavy = clouds.masses.detach() > 0
     spread = _largest(clouds, centred)
-    single = (spread <= _POINTLESS * _largest(clouds, nodes)) | (clouds.sizes <= 1) | broken
+    single = (spread <= _POINTLESS * _largest(clouds, nodes)) | (clouds.sum(heavy.to(nodes.dtype)) <= 1) | broken
     radius, single = _radius(clouds, centred, spread, single)  # (B,), R
 
     weights = geometry.feature_weights
@@ -106,18 +109,21 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
         # Without a frame the origin says nothing of the graph; only a graph that is one point needs to be told where.
         origin = torch.where(single.unsqueeze(-1), mean, 0.0)
     cost_unit = unit.detach().pow(degree or 0.0)
-    return Frame(framed, origin, scale, cost_unit, geometry, epsilon, start.detach(), empty, broken, ~single)
+    return Frame(framed, origin, scale, cost_unit, geometry, epsilon, start, empty, broken, ~single)
 
 
 def _radius(clouds: Clouds, centred: Tensor, spread: Tensor, single: Tensor) -> tuple[Tensor, Tensor]:
     """R of each centred cloud whose largest entry is ``spread``, ``(B,)``, and which clouds are one point."""
     unit = torch.where(spread > 0, spread, 1.0)  # squares of the features themselves could overflow
-    variance = clouds.sum(clouds.masses * (centred / unit[clouds.batch, None]).square().sum(-1))
+    # A node without mass may be far away: its square may overflow, and zero times that is not zero.
+    near = centred / unit[clouds.batch, None]
+    near = torch.where(near.detach().abs() <= _FAR, near, near.detach().clamp(-_FAR, _FAR))
+    variance = clouds.sum(clouds.masses * near.square().sum(-1))
     single = single | ~(variance > 0)
     return unit * torch.where(single, 1.0, variance).sqrt(), single
 
 
 def _largest(clouds: Clouds, values: Tensor) -> Tensor:
-    """Largest absolute entry of each cloud, ``(B,)``; zero for an empty one."""
-    rows = values.detach().abs().amax(-1)
+    """Largest absolute entry of the nodes with mass of each cloud, ``(B,)``; zero for an empty one."""
+    rows = torch.where(clouds.masses.detach() > 0, values.detach().abs().amax(-1), 0.0)
     return rows.new_zeros(clouds.num_graphs).scatter_reduce(0, clouds.batch, rows, "amax")

@@ -1,163 +1,99 @@
 r"""Second derivatives of the energy in X (section 8.2 of the paper).
 
-The flow needs :math:`(H + \Lambda)^{-1} r` for its implicit steps, the backward pass :math:`H^{-1} v`. The matrix is
-formed and factorised while it is small; beyond that, :mod:`flowpool.core.systems` has conjugate gradients, which use products
-and a model of the matrix in which only the directions that matter are formed. Nothing here but :meth:`Hessian.filtered`
-waits for a result on the host unless it is told that it may.
+:class:`Curvature` is what is kept of the Hessian of a batch of energies, and :func:`hessian_product` its product with a
+direction. For the squared Euclidean cost both are in closed form, and only the part along the leading directions of the nodes
+is formed: it is all of the Hessian that is not known at once (:mod:`flowpool.core.systems`). For other costs it is formed by
+autograd while it is small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flowpool.core.constants import OUTSIDE
 from flowpool.core.divergence import Energy, Evaluation
 from flowpool.core.sinkhorn import schur
-from flowpool.core.systems import (
-    OUTSIDE,
-    PRECISE,
-    Effort,
-    Factorised,
-    Iterated,
-    Leading,
-    Model,
-    Solved,
-    System,
-    factorised,
-)
 
-DIRECT_LIMIT = 1024  # largest M D for which the Hessian is formed at all
-_WORTH_FORMING = 96  # largest M D for which that is quicker than products in closed form
-NULL = 1e-9  # eigenvalues below this, relative to the Hessian's scale 2 a_i, are zero: noise of the inner solves
-_FILTER = 1e-7  # the same for a Newton step, which must not take noise for curvature
+MOST_FORMED = 96  # largest M D for which the Hessian of any other cost is formed
 
 
-@dataclass(frozen=True)
-class Hessian:
-    """The Hessian of a batch of energies at given points.
+class Curvature(NamedTuple):
+    """What is known of the Hessian of a batch of energies at some points.
 
     Attributes:
-        matrix: its lower triangle at least, ``(B, M D, M D)``, or ``None`` where it is not formed.
-        product: maps ``(B, M, D)`` to ``(B, M, D)``.
-        unit: typical diagonal, ``(B, M)``; the unit of all shifts.
-        likeness: acts on every feature much like the Hessian, ``(B, M, M)``.
-        leading: its part along the leading directions of the nodes, for the model.
+        block: its part along some directions, ``(B, M K, M K)``, its lower triangle at least; ``None``: nothing is formed.
+        basis: these directions, ``(B, K, D)``, orthonormal, or zero where a cloud has fewer; ``None``: all of them.
+        likeness: acts on every other feature much like the Hessian, ``(B, M, M)``.
+        spanned: along all other directions of the hull of the nodes there is nothing, ``(B,)`` bool.
+        exact: and the points lie in it, so that this is all of the Hessian, ``(B,)`` bool.
+        unit: typical diagonal, ``(B, M)``; the unit of curvatures and shifts.
     """
 
-    matrix: Tensor | None
-    product: Callable[[Tensor], Tensor]
-    unit: Tensor
+    block: Tensor | None
+    basis: Tensor | None
     likeness: Tensor
-    leading: Leading | None = None
-
-    def shifted(self, shift: Tensor, roughly: bool = False) -> System:
-        """The matrix ``H + shift``, ready to be solved with.
-
-        Args:
-            shift: per point, ``(B, M)``.
-            roughly: a rough solution is enough, and has to be that of the compiled engine.
-        """
-        if self.matrix is None or (roughly and self.leading is not None):
-            return Iterated(self.product, shift.unsqueeze(-1), self._model(shift, roughly))
-        return Factorised(*factorised(self.matrix, shift))
-
-    def _model(self, shift: Tensor, roughly: bool) -> Model:
-        # The ridge keeps the model definite where two points have met, or where H is singular.
-        ridge = shift + NULL * self.unit
-        others, exists, flattest = factorised(self.likeness, ridge)
-        if self.leading is None:
-            return Model(others, None, None, exists, flattest, roughly)
-        block, block_exists, block_flattest = factorised(self.leading.matrix, ridge)
-        flattest = torch.minimum(flattest, block_flattest)
-        return Model(others, block, self.leading, exists & block_exists, flattest, roughly)
-
-    @cached_property
-    def plain(self) -> System:
-        """H itself."""
-        return self.shifted(torch.zeros_like(self.unit))
-
-    @cached_property
-    def _damped(self) -> System:
-        return self.shifted(_FILTER * self.unit)
-
-    def newton(self, gradient: Tensor, effort: Effort = PRECISE) -> Solved:
-        """Newton step ``H^-1 gradient``; ``definite`` where H is positive semi-definite.
-
-        Where the minimiser is not isolated (twin nodes, more points than nodes), H has eigenvalues that are zero up to
-        rounding, and :meth:`is_singular` holds. The gradient has no part along them, so there the step is the
-        minimum-norm one. Conjugate gradients, which start at zero, find no other.
-        """
-        found = self.plain.solve(gradient, effort)
-        if isinstance(self.plain, Iterated):
-            model, step = self.plain.model, found.solution
-            known = model.suffices(effort.precision)
-            if effort.rounds is not None or bool(known.any()):
-                # The model's ridge makes of noise along the zero something large; a second solution takes it out again.
-                excess = model.solve(NULL * self.unit.unsqueeze(-1) * step)
-                step = torch.where(known[:, None, None], step - excess, step)
-            return found._replace(solution=step, flattest=torch.minimum(found.flattest, model.flattest))
-        doubtful = self.is_singular(found) | ~found.definite
-        if effort.rounds is None and not bool(doubtful.any()):
-            return found
-        # H (H + shift)^-1 = 1 - shift (H + shift)^-1 takes out what is zero, and hardly touches anything else.
-        rest = gradient
-        for _ in range(2):
-            rest = rest - _FILTER * self.unit.unsqueeze(-1) * self._damped.solve(rest).solution
-        filtered = self._damped.solve(rest)
-        step = torch.where(doubtful[:, None, None], filtered.solution, found.solution)
-        return Solved(step, ~doubtful | filtered.definite, found.flattest, found.settled)
-
-    def is_singular(self, found: Solved) -> Tensor:
-        """Whether a solution met an eigenvalue of zero, ``(B,)`` bool."""
-        return found.flattest <= 10 * NULL * self.unit.mean(-1)
-
-    def filtered(self, right: Tensor, penalty: Tensor, chosen: Tensor) -> Tensor:
-        """``H (H H + penalty)^-1 right`` by eigendecomposition, zero along the null space, for the chosen clouds."""
-        assert self.matrix is not None  # noqa: S101 - callers have formed it
-        solution = torch.zeros_like(right)
-        # One at a time: LAPACK's result for a matrix in a batch depends on where in memory it lies.
-        for graph in chosen.nonzero().squeeze(-1).tolist():
-            matrix = self.matrix[graph].clone()
-            if not bool(matrix.isfinite().all()):
-                solution[graph] = torch.nan
-                continue
-            values, vectors = torch.linalg.eigh(matrix)
-            safe = torch.where(values.abs() > NULL * self.unit[graph].mean(), values, torch.inf)
-            weights = 1 / (safe + penalty[graph] / safe)
-            solution[graph] = (vectors @ (weights * (vectors.T @ right[graph].flatten()))).view_as(right[graph])
-        return solution
+    spanned: Tensor
+    exact: Tensor
+    unit: Tensor
 
 
-def hessian(energy: Energy, solved: Evaluation, form: bool = False) -> Hessian:
-    """The Hessian at ``solved.points``, by closed form for the squared Euclidean cost, else by autograd.
-
-    Args:
-        form: form the matrix also where conjugate gradients would be quicker.
-    """
+def curvature(energy: Energy, here: Evaluation) -> Curvature:
+    """The Hessian at ``here.points``, as far as it is worth forming."""
     unit = energy.scales.stiffness
-    size = solved.points.shape[1] * solved.points.shape[2]
+    everywhere = torch.ones_like(energy.epsilon, dtype=torch.bool)
     if energy.geometry.is_squared_euclidean:
-        likeness = torch.diag_embed(unit) if solved.xx is None else 2 * solved.xx.plan
-        if size <= min(DIRECT_LIMIT, DIRECT_LIMIT if form else _WORTH_FORMING):
-            matrix = squared_euclidean_hessian(energy, solved)
-            leading = None if form else leading_hessian(energy, solved)
-            return Hessian(matrix, _matrix_product(matrix), unit, likeness, leading)
-        product = PlanResponse(energy, solved).hessian_product
-        return Hessian(None, product, unit, likeness, leading_hessian(energy, solved))
+        likeness = torch.diag_embed(unit) if here.xx is None else 2 * here.xx.plan
+        basis, spanned = energy.leading
+        across = basis.transpose(-1, -2)
+        block = squared_euclidean_hessian(
+            replace(energy, nodes=energy.nodes @ across), here._replace(points=here.points @ across)
+        )
+        centred = here.points - energy.scales.centre
+        outside = (centred - centred @ across @ basis).square().sum(-1).amax(-1).sqrt()
+        exact = spanned & (outside <= OUTSIDE * energy.epsilon / energy.scales.radius)
+        return Curvature(block, basis, likeness, spanned, exact, unit)
+    likeness = torch.diag_embed(unit)
+    if here.points[0].numel() > MOST_FORMED:
+        return Curvature(None, None, likeness, ~everywhere, ~everywhere, unit)
+    gradient, points = _differentiable_gradient(energy, here)
+    return Curvature(dense_by_autograd(gradient, points), None, likeness, everywhere, everywhere, unit)
+
+
+def dense_hessian(energy: Energy, here: Evaluation) -> Tensor:
+    """The whole Hessian, ``(B, M D, M D)``."""
+    if energy.geometry.is_squared_euclidean:
+        return squared_euclidean_hessian(energy, here)
+    return dense_by_autograd(*_differentiable_gradient(energy, here))
+
+
+def hessian_product(energy: Energy, here: Evaluation) -> Callable[[Tensor], Tensor]:
+    """The function ``W -> H W`` on ``(B, M, D)``; what it needs is computed when it is first called."""
+    made: list[Callable[[Tensor], Tensor]] = []
+
+    def product(direction: Tensor) -> Tensor:
+        if not made:
+            made.append(_make_product(energy, here))
+        return made[0](direction)
+
+    return product
+
+
+def _make_product(energy: Energy, here: Evaluation) -> Callable[[Tensor], Tensor]:
+    if energy.geometry.is_squared_euclidean:
+        return PlanResponse(energy, here).hessian_product
+    gradient, points = _differentiable_gradient(energy, here)
+    return lambda direction: torch.autograd.grad(gradient, points, direction, retain_graph=True)[0]
+
+
+def _differentiable_gradient(energy: Energy, here: Evaluation) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
-        points = solved.points.detach().requires_grad_()
-        gradient = energy.gradient(points, solved)
-
-    def product_by_autograd(direction: Tensor) -> Tensor:
-        return torch.autograd.grad(gradient, points, direction, retain_graph=True)[0]
-
-    whole = dense_by_autograd(gradient, points) if size <= DIRECT_LIMIT else None
-    return Hessian(whole, product_by_autograd, unit, torch.diag_embed(unit))
+        points = here.points.detach().requires_grad_()
+        return energy.gradient(points, here), points
 
 
 def dense_by_autograd(gradient: Tensor, points: Tensor) -> Tensor:
@@ -221,17 +157,6 @@ def squared_euclidean_hessian(energy: Energy, solved: Evaluation) -> Tensor:
     return matrix.view(batch, size, size)
 
 
-def leading_hessian(energy: Energy, solved: Evaluation) -> Leading:
-    """The Hessian for ``|x - y|^2`` in the leading directions: that of the projected clouds with the plans at hand."""
-    basis, spanned = energy.leading
-    across = basis.transpose(-1, -2)
-    projected = replace(energy, nodes=energy.nodes @ across)
-    matrix = squared_euclidean_hessian(projected, solved._replace(points=solved.points @ across))
-    centred = solved.points - energy.scales.centre
-    outside = (centred - centred @ across @ basis).square().sum(-1).amax(-1).sqrt()
-    return Leading(basis, matrix, spanned, spanned & (outside <= OUTSIDE * energy.epsilon / energy.scales.radius))
-
-
 def _own(rows: Tensor, num_points: int) -> Tensor:
     """Of ``(B, M D, M)`` the view ``(B, M, D)`` of the entries that belong to the same point."""
     return rows.view(rows.shape[0], num_points, -1, num_points).diagonal(dim1=1, dim2=3).transpose(-1, -2)
@@ -240,13 +165,6 @@ def _own(rows: Tensor, num_points: int) -> Tensor:
 def _solve(matrix: Tensor, rows: Tensor) -> Tensor:
     """``rows matrix^-1`` for a symmetric positive definite matrix."""
     return torch.cholesky_solve(rows.transpose(-1, -2), torch.linalg.cholesky_ex(matrix)[0]).transpose(-1, -2)
-
-
-def _matrix_product(matrix: Tensor) -> Callable[[Tensor], Tensor]:
-    def product(direction: Tensor) -> Tensor:
-        return (matrix @ direction.flatten(1).unsqueeze(-1)).squeeze(-1).view_as(direction)
-
-    return product
 
 
 class PlanChange(NamedTuple):

@@ -16,90 +16,8 @@ import torch
 from torch import Tensor
 
 from flowpool.core.divergence import Energy, Evaluation
-from flowpool.core.hessian import DIRECT_LIMIT, Hessian, PlanResponse, hessian
-from flowpool.core.records import places, put, take
-from flowpool.core.systems import conjugate_gradients
-
-_NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correction
-_LARGE_RIDGE = 1e-12  # from here on conjugate gradients cannot leave the ridge to a fallback
-
-
-class Adjoint(NamedTuple):
-    """Solution of the linear system of the backward pass.
-
-    Attributes:
-        solution: w, ``(B, M, D)``.
-        residual: ``|(H H + lambda) w - H v| / |H v|``, ``(B,)``.
-        damped: H is singular or indefinite, so that the ridge decided the answer, ``(B,)`` bool.
-    """
-
-    solution: Tensor
-    residual: Tensor
-    damped: Tensor
-
-
-def solve_adjoint(curvature: Hessian, cotangent: Tensor, ridge: float) -> Adjoint:
-    """Tikhonov-regularised solution of ``H w = v``, minimum-norm where H is singular.
-
-    Args:
-        curvature: H at X*.
-        cotangent: v, gradient of the loss in X*, ``(B, M, D)``.
-        ridge: lambda in units of the square of the Hessian's scale.
-    """
-    unit = curvature.unit.mean(-1)  # (B,)
-    penalty = ridge * unit.square()
-    found = curvature.plain.solve(cotangent)
-    solution = found.solution
-    if curvature.matrix is not None:
-        # (H H + lambda) w = H v is (H + lambda / H) w = v; its first-order form needs the factor of H only.
-        inverse = curvature.plain.solve(curvature.plain.solve(solution).solution).solution
-        correction = penalty[:, None, None] * inverse
-        good = found.definite & (_norm(correction) <= _NEGLIGIBLE * _norm(solution))
-        solution = solution - correction
-    else:
-        good = found.definite & (ridge <= _LARGE_RIDGE)
-    if not bool(good.all()):
-        if curvature.matrix is not None:
-            damped = curvature.filtered(cotangent, penalty, ~good)
-        else:
-            damped = _normal_equations(curvature, cotangent, penalty, good)
-        solution = torch.where(good[:, None, None], solution, damped)
-    return _judged(curvature, cotangent, penalty, solution, good)
-
-
-def _judged(curvature: Hessian, cotangent: Tensor, penalty: Tensor, solution: Tensor, good: Tensor) -> Adjoint:
-    right = curvature.product(cotangent)
-    left = curvature.product(curvature.product(solution)) + penalty[:, None, None] * solution
-    residual = _norm(left - right) / _norm(right).clamp_min(torch.finfo(right.dtype).tiny)
-    return Adjoint(solution, residual, ~good)
-
-
-def _normal_equations(curvature: Hessian, cotangent: Tensor, penalty: Tensor, skip: Tensor) -> Tensor:
-    """``H (H H + penalty)^-1 v`` by conjugate gradients, as in the paper, for the clouds that are not skipped."""
-    right = torch.where(skip[:, None, None], 0.0, curvature.product(cotangent))
-    scale = curvature.unit.square().unsqueeze(-1)
-    return conjugate_gradients(
-        lambda w: curvature.product(curvature.product(w)) + penalty[:, None, None] * w,
-        right,
-        lambda w: w / scale,
-    ).solution
-
-
-def _find_adjoint(energy: Energy, solved: Evaluation, cotangent: Tensor, ridge: float) -> Adjoint:
-    """:func:`solve_adjoint` with conjugate gradients where they do, and with the whole matrix where H is singular."""
-    curvature = hessian(energy, solved)
-    size = cotangent[0].numel()
-    if curvature.matrix is not None or size > DIRECT_LIMIT:
-        return solve_adjoint(curvature, cotangent, ridge)
-    found = curvature.plain.solve(cotangent)
-    sound = found.definite & found.settled & ~curvature.is_singular(found) & (ridge <= _LARGE_RIDGE)
-    penalty = ridge * curvature.unit.mean(-1).square()
-    adjoint = _judged(curvature, cotangent, penalty, found.solution, sound)
-    hard = places(~sound, keep_pairs=True)
-    if not len(hard):
-        return adjoint
-    whole = hessian(energy.select(hard), take(solved, hard), form=True)
-    return put(adjoint, hard, solve_adjoint(whole, cotangent[hard], ridge))
+from flowpool.core.hessian import PlanResponse, curvature, hessian_product
+from flowpool.core.systems import Adjoint, System
 
 
 class Gradients(NamedTuple):
@@ -113,7 +31,7 @@ class Gradients(NamedTuple):
 
 
 def vector_jacobian(
-    energy: Energy, solved: Evaluation, cotangent: Tensor, ridge: float, wanted: set[str]
+    energy: Energy, solved: Evaluation, cotangent: Tensor, ridge: Tensor, wanted: set[str]
 ) -> tuple[Gradients, Adjoint]:
     """Gradients of ``<v, X*>`` in the named tensors of the energy, and the linear solve behind them.
 
@@ -121,10 +39,10 @@ def vector_jacobian(
         energy: the clouds.
         solved: the evaluation at X*, with tightly solved inner problems.
         cotangent: v, ``(B, M, D)``.
-        ridge: see :func:`solve_adjoint`.
+        ridge: see :meth:`flowpool.core.systems.System.adjoint`.
         wanted: of ``"nodes"``, ``"masses"``, ``"point_masses"``, ``"epsilon"`` and names of cost parameters.
     """
-    adjoint = _find_adjoint(energy, solved, cotangent, ridge)
+    adjoint = System(curvature(energy, solved), hessian_product(energy, solved)).adjoint(cotangent, ridge)
     if energy.geometry.is_squared_euclidean and energy.debias and "point_masses" not in wanted:
         return squared_euclidean_gradients(energy, solved, adjoint.solution), adjoint
     names = ("nodes", "masses", "point_masses", "epsilon")
@@ -159,7 +77,3 @@ def squared_euclidean_gradients(energy: Energy, solved: Evaluation, solution: Te
     self_cost = energy.geometry.matrix(points, points)
     work = (response.plan * solved.cost).sum((-1, -2)) - (response.self_plan * self_cost).sum((-1, -2)) / 2
     return Gradients(to_nodes, -response.dual, None, work / energy.epsilon, {})
-
-
-def _norm(value: Tensor) -> Tensor:
-    return value.square().sum((-1, -2)).sqrt()

@@ -93,47 +93,33 @@ def make_clouds(
     order that depends on their features alone, so that the order they were given in cannot even change the rounding.
     """
     check_features(nodes)
-    offsets, order = arrange(nodes, batch, ptr, masses, num_graphs, compiled=False)
+    offsets, graph = graphs_of(nodes, batch, ptr, masses, num_graphs)
+    return sorted_clouds(nodes, masses, offsets, graph)
+
+
+def sorted_clouds(nodes: Tensor, masses: Tensor | None, ptr: Tensor, graph: Tensor) -> tuple[Clouds, Tensor]:
+    """:func:`make_clouds` of what :func:`graphs_of` has checked."""
+    order = _order(nodes.detach(), graph)
     weights = nodes.new_ones(nodes.shape[0]) if masses is None else masses[order]
-    clouds = Clouds.from_ptr(nodes[order], weights, offsets)
-    return Clouds(clouds.nodes, weights / clouds.sum(weights)[clouds.batch], offsets, clouds.batch), order
+    clouds = Clouds.from_ptr(nodes[order], weights, ptr)
+    return Clouds(clouds.nodes, weights / clouds.sum(weights)[clouds.batch], ptr, clouds.batch), order
 
 
-def arrange(
+def graphs_of(
     nodes: Tensor,
     batch: Tensor | None,
     ptr: Tensor | None,
     masses: Tensor | None,
     num_graphs: int | None,
-    compiled: bool,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`arrange_nodes`, as an operator while a graph is being traced."""
+    """Offsets of the graphs once their nodes are sorted, ``(B + 1,)``, and the graph of each node, ``(N,)``; checks all.
+
+    Arguments as for :func:`make_clouds`.
+    """
     if masses is not None:
         if not isinstance(masses, Tensor):
             raise TypeError(f"masses is a {type(masses).__name__}; pass a tensor of shape (num_nodes,), or None.")
         require_like(masses, nodes, "masses")
-    if torch.compiler.is_compiling() and num_graphs is not None and not (batch is None and ptr is None):
-        found: tuple[Tensor, Tensor] = torch.ops.flowpool.arrange(
-            nodes.detach(), batch, ptr, masses, num_graphs, compiled
-        )
-        return found
-    return arrange_nodes(nodes.detach(), batch, ptr, masses, num_graphs, compiled)
-
-
-def arrange_nodes(
-    nodes: Tensor,
-    batch: Tensor | None,
-    ptr: Tensor | None,
-    masses: Tensor | None,
-    num_graphs: int | None,
-    compiled: bool,
-) -> tuple[Tensor, Tensor]:
-    """Offsets of the graphs and the order that sorts the nodes by graph and then by features, after all checks.
-
-    Args:
-        compiled: sort by a kernel. Only where the features of two nodes differ by rounding the order may be another.
-        Others as for :func:`make_clouds`.
-    """
     num_nodes = nodes.shape[0]
     if num_graphs is not None and not 0 <= num_graphs <= _MOST_GRAPHS:
         raise ValueError(
@@ -154,16 +140,10 @@ def arrange_nodes(
             raise ValueError(f"dim_size is {num_graphs}, but without batch or ptr all nodes form one graph.")
         graph, count = torch.zeros(num_nodes, dtype=torch.long), 1
     graph = graph.to(nodes.device)
-    if compiled:
-        from flowpool.engines.compiled import order_nodes
-
-        offsets, order = order_nodes(nodes, graph, count)
-    else:
-        offsets, order = _offsets(torch.bincount(graph, minlength=count)), _order(nodes, graph)
     if masses is not None:
         _check_masses(masses, num_nodes)
-        _check_totals(masses[order], offsets)
-    return offsets, order
+        _check_totals(masses, graph, count)
+    return _offsets(torch.bincount(graph, minlength=count)), graph
 
 
 def _order(nodes: Tensor, graph: Tensor) -> Tensor:
@@ -252,11 +232,9 @@ def _check_agreement(index: Tensor, ptr: Tensor) -> None:
         )
 
 
-def _check_totals(masses: Tensor, offsets: Tensor) -> None:
-    sizes = offsets.diff().to(masses.device)
-    graph = torch.arange(len(sizes), device=masses.device).repeat_interleave(sizes)
-    total = masses.detach().new_zeros(len(sizes)).index_add(0, graph, masses.detach())
-    weightless = (total <= 0) & (sizes > 0)
+def _check_totals(masses: Tensor, graph: Tensor, count: int) -> None:
+    total = masses.detach().new_zeros(count).index_add(0, graph, masses.detach())
+    weightless = (total <= 0) & (torch.bincount(graph, minlength=count) > 0)
     if bool(weightless.any()):
         raise ValueError(
             f"All masses of graph {int(weightless.nonzero()[0])} are zero. Give at least one of its nodes a positive "

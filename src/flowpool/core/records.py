@@ -1,11 +1,10 @@
-"""Entries of (nested) records of batched tensors: taken out, put back, chosen between two records."""
+"""Entries of (nested) records of batched tensors: taken out and put back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-import torch
 from torch import Tensor
 
 Record = TypeVar("Record")
@@ -21,18 +20,9 @@ def put(record: Record, index: Tensor, entries: Record) -> Record:
     return _each(lambda value, new: value.index_copy(0, index, new), record, entries)
 
 
-def choose(first: Tensor, one: Record, other: Record) -> Record:
-    """Entries of one record where ``first`` holds, ``(B,)`` bool, of the other elsewhere; the host learns nothing."""
-    return _each(lambda x, y: torch.where(first.view(-1, *[1] * (x.dim() - 1)), x, y), one, other)
-
-
-def places(mask: Tensor, keep_pairs: bool) -> Tensor:
-    """Where the mask holds, ``(K,)``; a lone place stands twice if it must not be computed alone.
-
-    A batch of one rounds differently from a batch of more.
-    """
-    index = mask.nonzero().squeeze(-1)
-    return index.repeat(2) if keep_pairs and index.numel() == 1 else index
+def blank(record: Record, count: int) -> Record:
+    """A record of so many entries, all zero."""
+    return _each(lambda value: value.new_zeros(count, *value.shape[1:]), record)
 
 
 def _each(function: Callable[..., Tensor], first: Record, *others: Record) -> Record:

@@ -24,14 +24,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-MAX_ITERATIONS = 200  # of Newton, for each stage of a cold start
-_LOOSE = 0.03  # marginal error at which a stage of the cold start is good enough
-_STAGE = 0.3  # factor between two stages of the cold start
-_MOST_STAGES = 64
-_ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
+from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, MOST_STAGES, ROUNDING, STAGE
+
 _HOPELESS = 12  # refused steps in a row after which rounding has the last word
-_DAMPING = 1e-3  # of Newton at first, in units of the error that is left
-_MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,6 @@ class Transport:
         plan: P, ``(B, M, N)``.
         error: what is left of the row constraint, ``|P 1 - a|_1``, ``(B,)``.
         iterations: ``(B,)``.
-        settled: the error is below the tolerance, or as small as it gets, ``(B,)`` bool.
     """
 
     potential: Tensor
@@ -52,7 +46,6 @@ class Transport:
     plan: Tensor
     error: Tensor
     iterations: Tensor
-    settled: Tensor
 
     def dual_potential(self, cost: Tensor, masses: Tensor, epsilon: Tensor) -> Tensor:
         """g, with ``P = exp((f + g - C) / epsilon)``, ``(B, N)``; minus infinity where b is zero."""
@@ -106,7 +99,7 @@ def sinkhorn(
         step = epsilon[:, None] * (point_masses / rows).log()
         potential = torch.where(unfinished[:, None], potential + step, potential)
         iterations += unfinished
-    return Transport(potential, conditional, conditional * masses.unsqueeze(-2), error, iterations, ~unfinished)
+    return Transport(potential, conditional, conditional * masses.unsqueeze(-2), error, iterations)
 
 
 def _conditional(potential: Tensor, cost: Tensor, epsilon: Tensor) -> Tensor:
@@ -120,7 +113,6 @@ def solve(
     epsilon: Tensor,
     potential: Tensor | None = None,
     tolerance: Tensor | float = 1e-12,
-    rounds: int | None = None,
 ) -> Transport:
     r"""Plan by Newton's method on the semi-dual, the same as :func:`sinkhorn` gives.
 
@@ -130,12 +122,11 @@ def solve(
         \quad -\varepsilon \nabla^2 F = S = \operatorname{diag}(r) - A \operatorname{diag}(b) A^\top
 
     A warm ``potential`` is used as it is; without one, epsilon comes down in stages. Arguments as for
-    :func:`sinkhorn`; ``tolerance`` may differ from problem to problem, ``(B,)``. With ``rounds`` that many iterations
-    are made and the host never looks at a result; :attr:`Transport.settled` says which problems they were enough for.
+    :func:`sinkhorn`; ``tolerance`` may differ from problem to problem, ``(B,)``.
     """
     if potential is None:
         start = _cold_start(cost, point_masses, masses, epsilon)
-        found = solve(cost, point_masses, masses, epsilon, start.potential, tolerance, rounds)
+        found = solve(cost, point_masses, masses, epsilon, start.potential, tolerance)
         return replace(found, iterations=start.iterations + found.iterations)
     weights, level = masses.unsqueeze(-2), epsilon[:, None, None]
 
@@ -146,7 +137,7 @@ def solve(
     def newton(plan: Tensor, conditional: Tensor, slack: Tensor, ridge: Tensor) -> Tensor:
         return _solve(schur(plan, conditional, ridge * point_masses), slack)
 
-    return _ascend(plan_at, newton, potential, epsilon, point_masses, tolerance, rounds)
+    return _ascend(plan_at, newton, potential, epsilon, point_masses, tolerance)
 
 
 def _ascend(
@@ -156,23 +147,20 @@ def _ascend(
     epsilon: Tensor,
     point_masses: Tensor,
     tolerance: Tensor | float,
-    rounds: int | None,
 ) -> Transport:
     """The maximum of a concave function of the potential, by steps that are shortened until they climb.
 
     Args:
         plan_at: maps a potential to the plan P and the conditional A.
         newton: maps P, A, the slack of the rows and a ridge ``(B, 1)`` to a step in units of epsilon.
-        rounds: see :func:`solve`.
     """
-    target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(_ROUNDING).unsqueeze(-1)
+    target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(ROUNDING).unsqueeze(-1)
     level = epsilon.unsqueeze(-1)
     trial = base = potential
     smallest = torch.full_like(level, math.inf)  # (B, 1), error at the base
-    damping = torch.full_like(level, _DAMPING)
+    damping = torch.full_like(level, DAMPING)
     refused, iterations = (torch.zeros_like(level, dtype=torch.long) for _ in range(2))
-    most = MAX_ITERATIONS if rounds is None else rounds
-    for iteration in range(most + 1):
+    for iteration in range(MAX_ITERATIONS + 1):
         plan, conditional = plan_at(trial)
         slack = point_masses - plan.sum(-1)
         error = slack.abs().sum(-1, keepdim=True)
@@ -180,7 +168,7 @@ def _ascend(
         kept = (error <= smallest / 2) | ((slack * (trial - base)).sum(-1, keepdim=True) >= 0)
         refused = (refused + 1).masked_fill_(kept, 0)
         settled = (error <= target) | (refused > _HOPELESS)
-        if iteration == most or rounds is None and bool(settled.all()):
+        if iteration == MAX_ITERATIONS or bool(settled.all()):
             break
         following = torch.addcmul(trial, level, newton(plan, conditional, slack, damping * error))
         following = torch.where(kept, following, base.lerp(trial, 0.25))
@@ -188,7 +176,7 @@ def _ascend(
         damping = damping * torch.where(kept, 0.3, 10.0)
         trial = torch.where(settled, trial, following)
         iterations = iterations + ~settled
-    return Transport(trial, conditional, plan, error.squeeze(-1), iterations.squeeze(-1), settled.squeeze(-1))
+    return Transport(trial, conditional, plan, error.squeeze(-1), iterations.squeeze(-1))
 
 
 def _solve(matrix: Tensor, right: Tensor) -> Tensor:
@@ -211,14 +199,14 @@ def _cold_start(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Ten
     potential = (cost * masses.unsqueeze(-2)).sum(-1)
     iterations = torch.zeros_like(epsilon, dtype=torch.long)
     stage = cost.abs().amax((-1, -2)) / 4
-    for _ in range(_MOST_STAGES):
+    for _ in range(MOST_STAGES):
         above = stage > epsilon
         if not bool(above.any()):
             break
-        level, target = torch.where(above, stage, epsilon), torch.where(above, _LOOSE, torch.inf)
+        level, target = torch.where(above, stage, epsilon), torch.where(above, LOOSE, torch.inf)
         found = solve(cost, point_masses, masses, level, potential, target)
         potential, iterations = found.potential, iterations + found.iterations
-        stage = _STAGE * stage
+        stage = STAGE * stage
     return _Start(potential, iterations)
 
 
@@ -229,7 +217,7 @@ def schur(plan: Tensor, conditional: Tensor, ridge: Tensor | float = 0.0) -> Ten
     matching it vanishes altogether, and so do the right-hand sides; the small diagonal keeps 0 / 0 away.
     """
     matrix = 1.0 / plan.shape[-2] ** 2 - torch.bmm(plan, conditional.transpose(-1, -2))
-    matrix.diagonal(dim1=-2, dim2=-1).add_((1 + _MATCHING) * plan.sum(-1) + ridge)
+    matrix.diagonal(dim1=-2, dim2=-1).add_((1 + MATCHING) * plan.sum(-1) + ridge)
     return matrix
 
 
@@ -240,13 +228,11 @@ class SelfTransport(NamedTuple):
         potential: h, ``(B, M)``.
         plan: Q, symmetric, ``(B, M, M)``.
         error: ``|Q 1 - a|_1``, ``(B,)``.
-        settled: the error is below the tolerance, or as small as it gets, ``(B,)`` bool.
     """
 
     potential: Tensor
     plan: Tensor
     error: Tensor
-    settled: Tensor
 
     def value(self, masses: Tensor) -> Tensor:
         """``L_D = 2 <h, a>``, ``(B,)``."""
@@ -268,7 +254,7 @@ def sinkhorn_self(
             break
         step = epsilon[:, None] / 2 * (masses / rows).log()
         potential = torch.where(unfinished[:, None], potential + step, potential)
-    return SelfTransport(potential, plan, error, ~unfinished)
+    return SelfTransport(potential, plan, error)
 
 
 def solve_self(
@@ -277,14 +263,13 @@ def solve_self(
     epsilon: Tensor,
     potential: Tensor | None = None,
     tolerance: Tensor | float = 1e-12,
-    rounds: int | None = None,
 ) -> SelfTransport:
     r"""Plan of a cloud with itself by Newton's method on h.
 
     .. math:: (\operatorname{diag}(Q 1) + Q)\, \delta = a - Q 1, \qquad h \leftarrow h + \varepsilon \delta
 
     Q is positive semi-definite for the usual costs, so the matrix has a condition number of about 2 and Newton needs
-    two or three iterations. ``rounds`` as for :func:`solve`.
+    two or three iterations.
     """
     if potential is None:
         potential = epsilon[:, None] / 2 * masses.log()
@@ -301,8 +286,8 @@ def solve_self(
         step = _solve(matrix, slack)
         return step / step.abs().amax(-1, keepdim=True).clamp_min(1.0)  # beyond one epsilon exp outruns its tangent
 
-    found = _ascend(plan_at, newton, potential, epsilon, masses, tolerance, rounds)
-    return SelfTransport(found.potential, found.plan, found.error, found.settled)
+    found = _ascend(plan_at, newton, potential, epsilon, masses, tolerance)
+    return SelfTransport(found.potential, found.plan, found.error)
 
 
 class DifferentiablePlan(torch.autograd.Function):

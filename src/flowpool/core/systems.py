@@ -1,19 +1,78 @@
-"""Batches of symmetric linear systems: by their factors, or by conjugate gradients with a model of the matrix.
+r"""Linear systems with the Hessian: implicit steps, Newton steps, and the adjoint of section 8.2.
 
-Nothing here waits for a result on the host unless it is told that it may.
+The model of the Hessian is a dense block for the leading directions E of the nodes, and 2 Q for each of the others:
+
+.. math:: H \approx E^\top H_{EE} E + 2 Q \otimes (I - E^\top E)
+
+It is exact for directions outside the hull of the nodes once the points lie in it, and close for directions along which the
+nodes vary by little against epsilon. Where it is exact its factor gives the solution; elsewhere it preconditions conjugate
+gradients.
+
+Where the minimiser is not isolated (twin nodes, more points than nodes), the Hessian has eigenvalues h that are zero up to
+rounding. One rule covers that: solutions carry the Tikhonov filter :math:`h / (h^2 + d^2)`, which is the inverse for
+:math:`h \gg d` and leaves flatter directions alone. :data:`~flowpool.core.constants.FLAT` is the d of Newton steps, the ridge
+that of gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_CG_TOLERANCE = 1e-10
-_CG_ROUNDS = 4  # iterations of conjugate gradients for each round of an inner problem
-OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact by as much
+from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR
+from flowpool.core.hessian import Curvature
+
+MOST_CG = 500
+PRECISE = 1e-11  # of the first solution of the adjoint
+ADJOINT = 1e-8  # of its normal equations
+_RIDGE = 1e-9  # keeps the model definite where two points have met
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Model(NamedTuple):
+    """The model of the Hessian with a shift, ready to be solved with."""
+
+    others: Tensor  # (B, M, M), factor
+    block: Tensor | None  # (B, M K, M K), factor
+    basis: Tensor | None  # (B, K, D)
+    exists: Tensor  # (B,) bool, it is positive definite
+    flattest: Tensor  # (B,), smallest pivot of the block without the shift, in units of the Hessian's scale
+
+    def solve(self, right: Tensor) -> Tensor:
+        """Solution for the right-hand side ``(B, M, D)``."""
+        if self.block is None:
+            return torch.cholesky_solve(right, self.others)
+        if self.basis is None:
+            return torch.cholesky_solve(right.flatten(1).unsqueeze(-1), self.block).view_as(right)
+        solution = torch.cholesky_solve(right, self.others)
+        across = self.basis.transpose(-1, -2)
+        inside = right @ across  # (B, M, K)
+        leading = torch.cholesky_solve(inside.flatten(1).unsqueeze(-1), self.block).view_as(inside)
+        return torch.baddbmm(solution, leading - solution @ across, self.basis)
+
+
+def shifted_model(curvature: Curvature, shift: Tensor) -> Model:
+    """The model of ``H + shift``, the shift in units of the Hessian's scale, ``(B,)``."""
+    unit = curvature.unit
+    others, exists, flattest = _factorised(curvature.likeness, (shift + _RIDGE).unsqueeze(-1) * unit)
+    if curvature.block is None:
+        return Model(others, None, None, exists, flattest / unit.mean(-1) - shift)
+    block, block_exists, block_flattest = _factorised(curvature.block, shift.unsqueeze(-1) * unit)
+    exists = block_exists if curvature.basis is None else exists & block_exists
+    return Model(others, block, curvature.basis, exists, block_flattest / unit.mean(-1) - shift)
+
+
+def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cholesky factor of ``matrix + shift``, ``(B, M K, M K)``, whether it exists, and its smallest pivot."""
+    matrix = matrix.clone()
+    matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(matrix.shape[-1] // shift.shape[-1], -1))
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
+    return factor, (failed == 0) & pivots.isfinite(), pivots
 
 
 class Solved(NamedTuple):
@@ -21,183 +80,217 @@ class Solved(NamedTuple):
 
     Attributes:
         solution: ``(B, M, D)``.
-        definite: the matrix is positive definite, as far as was seen, ``(B,)`` bool.
-        flattest: smallest curvature met, ``(B,)``: a bound from above of the lowest eigenvalue.
-        settled: the precision asked for was reached, or cannot be, ``(B,)`` bool.
+        flattest: smallest curvature met, in units of the Hessian's scale, ``(B,)``: a bound from above of the lowest.
     """
 
     solution: Tensor
-    definite: Tensor
     flattest: Tensor
-    settled: Tensor
-
-
-class Effort(NamedTuple):
-    """How far an iterative solution is taken; a factorised one is exact at once.
-
-    Attributes:
-        precision: size of the rest, relative to the right-hand side and in the metric of the model, at which to stop:
-            a number, or one for each cloud, ``(B,)``.
-        rounds: see :func:`flowpool.core.sinkhorn.solve`.
-        longest: length of the solution from which on it is of no use, ``(B,)``.
-        guess: where to start, ``(B, M, D)``; ``None``: at zero.
-    """
-
-    precision: Tensor | float = _CG_TOLERANCE
-    rounds: int | None = None
-    longest: Tensor | None = None
-    guess: Tensor | None = None
-
-
-PRECISE = Effort()
-
-
-class System(Protocol):
-    """A batch of symmetric matrices that can be solved with."""
-
-    def solve(self, right: Tensor, effort: Effort = ...) -> Solved:
-        """Solution for the right-hand side ``(B, M, D)``."""
-
-
-class Factorised(NamedTuple):
-    """Matrices with their Cholesky factors."""
-
-    factor: Tensor  # (B, M D, M D)
-    exists: Tensor  # (B,) bool
-    flattest: Tensor  # (B,), smallest pivot
-
-    def solve(self, right: Tensor, effort: Effort = PRECISE) -> Solved:
-        solution = torch.cholesky_solve(right.flatten(1).unsqueeze(-1), self.factor).view_as(right)
-        definite = self.exists & (solution.abs().amax((-1, -2)) < torch.inf)
-        return Solved(solution, definite, torch.where(definite, self.flattest, 0.0), torch.ones_like(definite))
-
-
-class Leading(NamedTuple):
-    """The Hessian in the leading directions of the nodes."""
-
-    basis: Tensor  # (B, K, D), E: orthonormal, or zero where a cloud has fewer
-    matrix: Tensor  # (B, M K, M K), its lower triangle at least
-    spanned: Tensor  # (B,) bool, they span the hull
-    whole: Tensor  # (B,) bool, and the points lie in it
-
-
-class Model(NamedTuple):
-    r"""What conjugate gradients take for the Hessian: a dense block for the leading directions, 2 Q for all others.
-
-    .. math:: H \approx E^\top H_{EE} E + 2 Q \otimes (I - E^\top E)
-
-    It is exact for directions outside the hull of the nodes once the points lie in it, and close for directions along
-    which the nodes vary by little against epsilon.
-    """
-
-    others: Tensor  # (B, M, M), factor of 2 Q + shift
-    block: Tensor | None  # (B, M K, M K), factor of the block, shifted as well
-    leading: Leading | None
-    exists: Tensor  # (B,) bool, the model is positive definite, as it must be where H is
-    flattest: Tensor  # (B,), smallest pivot
-    roughly: bool  # it is enough for the model to be the Hessian in the hull
-
-    def suffices(self, precision: Tensor | float) -> Tensor:
-        """Where nothing but the model is needed for this precision, ``(B,)`` bool.
-
-        Where the minimiser is hardly isolated, what points outside the hull add to H may even do harm.
-        """
-        if self.leading is None:
-            return torch.zeros_like(self.exists)
-        if self.roughly:
-            return self.leading.spanned
-        return self.leading.whole & (precision > OUTSIDE)
-
-    def solve(self, right: Tensor) -> Tensor:
-        """Solution for the right-hand side ``(B, M, D)``."""
-        solution = torch.cholesky_solve(right, self.others)
-        if self.leading is None or self.block is None:
-            return solution
-        across = self.leading.basis.transpose(-1, -2)
-        inside = right @ across  # (B, M, K)
-        leading = torch.cholesky_solve(inside.flatten(1).unsqueeze(-1), self.block).view_as(inside)
-        return torch.baddbmm(solution, leading - solution @ across, self.leading.basis)
-
-
-class Iterated(NamedTuple):
-    """Matrices known by their products, for conjugate gradients."""
-
-    product: Callable[[Tensor], Tensor]  # without the shift
-    shift: Tensor  # (B, M, 1)
-    model: Model
-
-    def solve(self, right: Tensor, effort: Effort = PRECISE) -> Solved:
-        found = conjugate_gradients(
-            lambda w: torch.addcmul(self.product(w), self.shift, w),
-            torch.where(self.model.exists[:, None, None], right, 0.0),
-            self.model.solve,
-            effort,
-            self.model.suffices(effort.precision),
-        )
-        return found._replace(definite=found.definite & self.model.exists)
-
-
-def factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cholesky factor of ``matrix + shift``, ``(B, M K, M K)``, whether it exists, and its smallest pivot."""
-    matrix = matrix.clone()
-    matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(matrix.shape[-1] // shift.shape[-1], -1))
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    return factor, failed == 0, factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
 
 
 def conjugate_gradients(
-    product: Callable[[Tensor], Tensor],
+    product: Product,
     right: Tensor,
-    precondition: Callable[[Tensor], Tensor],
-    effort: Effort = PRECISE,
-    known: Tensor | None = None,
+    model: Model,
+    unit: Tensor,
+    shift: Tensor,
+    precision: Tensor | float,
+    longest: Tensor | None = None,
+    guess: Tensor | None = None,
+    least: float = 0.0,
 ) -> Solved:
-    """Solution of a batch of symmetric systems.
+    """Solutions of ``(H + shift unit) w = right``.
 
     Args:
-        product: the matrix, ``(B, M, D)`` to ``(B, M, D)``.
+        product: H, ``(B, M, D)`` to ``(B, M, D)``.
         right: ``(B, M, D)``.
-        precondition: something like its inverse, positive definite.
-        effort: when to stop.
-        known: where ``precondition`` is as good as the inverse, ``(B,)`` bool.
-
-    Started at zero, it gives the minimum-norm solution where the matrix is singular.
+        model: something like the matrix; a system whose model does not exist is left at zero.
+        unit: ``(B, M)``.
+        shift: ``(B,)``.
+        precision: relative size of the rest, in the metric of the model, at which to stop; may differ, ``(B,)``.
+        longest: length of the solution at which to stop, ``(B,)``.
+        guess: where to start, ``(B, M, D)``; ``None``: at zero.
+        least: curvature at or below which to stop: the matrix is not definite enough.
     """
-    precision, rounds, longest, guess = effort
-    most = 2 * right[0].numel() if rounds is None else _CG_ROUNDS * rounds
+    wide = unit.unsqueeze(-1)
+    offset = shift[:, None, None] * wide
     if isinstance(precision, Tensor):
         precision = precision[:, None, None]
     reach = torch.inf if longest is None else longest.square()[:, None, None]
-    solution, residual = torch.zeros_like(right), right
-    at_once = direction = precondition(residual)
-    strength = _inner(residual, direction)  # (B, 1, 1)
+    exists = model.exists[:, None, None]
+    rest, solution = torch.where(exists, right, 0.0), torch.zeros_like(right)
+    direction = torch.where(exists, model.solve(rest), 0.0)
+    strength = _inner(rest, direction)  # (B, 1, 1)
     goal = precision**2 * strength
-    sought = goal > 0  # no solution is sought without a right-hand side
+    active = goal > 0
     if guess is not None:
-        solution, residual = guess, right - product(guess)
-        direction = precondition(residual)
-        strength = _inner(residual, direction)
-    if known is not None:
-        solution = torch.where(known[:, None, None], at_once, solution)
-        sought = sought & ~known[:, None, None]
+        solution = torch.where(exists, guess, 0.0)
+        rest = rest - torch.where(exists, product(solution) + offset * solution, 0.0)
+        direction = torch.where(exists, model.solve(rest), 0.0)
+        strength = _inner(rest, direction)
+    active = active & (strength > goal)
     flattest = torch.full_like(strength, torch.inf)
-    active = (strength > goal) & sought
-    for _ in range(most):
-        if rounds is None and not bool(active.any()):
+    for _ in range(MOST_CG):
+        if not bool(active.any()):
             break
-        image = product(direction)
+        image = torch.addcmul(product(direction), offset, direction)
         curvature = _inner(direction, image)
-        flattest = torch.where(active, torch.minimum(flattest, curvature / _inner(direction, direction)), flattest)
-        length = (strength / curvature).masked_fill_(~(active & (curvature > 0)), 0.0)
+        flattest = torch.where(
+            active, torch.minimum(flattest, curvature / _inner(direction, wide * direction)), flattest
+        )
+        active = active & (flattest > least)
+        length = torch.where(active, strength / curvature, 0.0)
         solution = torch.addcmul(solution, length, direction)
-        residual = torch.addcmul(residual, length, image, value=-1)
-        preconditioned = precondition(residual)
-        following = _inner(residual, preconditioned)
-        direction = torch.where(active, torch.addcmul(preconditioned, following / strength, direction), direction)
+        rest = torch.addcmul(rest, length, image, value=-1)
+        ready = model.solve(rest)
+        following = _inner(rest, ready)
+        direction = torch.where(active, torch.addcmul(ready, following / strength, direction), direction)
         strength = torch.where(active, following, strength)
-        active = active & (strength > goal) & (flattest > 0) & (_inner(solution, solution) <= reach)
-    return Solved(solution, *(x.view(-1) for x in (flattest > 0, flattest.clamp_min(0.0), ~active)))
+        active = active & (strength > goal) & (_inner(solution, solution) <= reach)
+    return Solved(solution, flattest.view(-1))
+
+
+class System(NamedTuple):
+    """The Hessian of a batch of energies at some points."""
+
+    curvature: Curvature
+    product: Product
+
+    def shifted(self, right: Tensor, shift: Tensor, roughly: bool) -> tuple[Tensor, Tensor]:
+        """Rough solution with ``H + shift``, and where that is positive definite as far as was seen, ``(B,)`` bool.
+
+        Args:
+            shift: in units of the Hessian's scale, ``(B,)``.
+            roughly: it is enough for the model to be the Hessian in the hull.
+        """
+        curvature, model = self.curvature, shifted_model(self.curvature, shift)
+        known = curvature.spanned if roughly else curvature.exact
+        solution, flattest = self._solved(model, right, shift, known, ROUGH)
+        return solution, model.exists & (flattest > 0) & solution.flatten(1).isfinite().all(1)
+
+    def newton(self, right: Tensor, precision: Tensor | float, longest: Tensor | None, guess: Tensor | None) -> Solved:
+        r"""Filtered ``H^-1 right``; ``flattest`` is below ``-FLAT`` where H is not definite.
+
+        With :math:`t = (H + D)^{-1}`, D being d times the Hessian's scale, and :math:`y = t r - t D t r`, the filter is
+        :math:`y + 2 t D y - 2 t D t D y` up to :math:`(2 d / h)^2`, and smaller than it should be for flatter directions.
+        """
+        curvature, unit = self.curvature, FLAT * self.curvature.unit.unsqueeze(-1)
+        shift = torch.full_like(curvature.unit[:, 0], FLAT)
+        model, known = shifted_model(curvature, shift), curvature.exact
+        first, met = self._solved(model, right, shift, known, precision, longest, guess)
+        flattest = torch.where(model.exists, torch.minimum(model.flattest, met - FLAT), -torch.inf)
+        plain = torch.where(known, flattest > 1e3 * FLAT, flattest > SINGULAR)
+        if longest is not None:
+            plain = plain | ~known & (_length(first) > longest)
+        if bool(plain.all()):
+            return Solved(first, flattest)
+
+        def damped(value: Tensor) -> Tensor:
+            return self._solved(model, unit * value, shift, known, ROUGH)[0]
+
+        once = first - damped(first)
+        twice = damped(once)
+        filtered = once + 2 * (twice - damped(twice))
+        return Solved(torch.where(plain[:, None, None], first, filtered), flattest)
+
+    def _solved(
+        self,
+        model: Model,
+        right: Tensor,
+        shift: Tensor,
+        known: Tensor,
+        precision: Tensor | float,
+        longest: Tensor | None = None,
+        guess: Tensor | None = None,
+    ) -> Solved:
+        """By the model where it is known to be the Hessian, by conjugate gradients elsewhere."""
+        at_once = torch.where(model.exists[:, None, None], model.solve(right), 0.0)
+        endless = torch.full_like(shift, torch.inf)
+        if bool(known.all()):
+            return Solved(at_once, endless)
+        asked = torch.where(known[:, None, None], 0.0, right)
+        unit = self.curvature.unit
+        found = conjugate_gradients(self.product, asked, model, unit, shift, precision, longest, guess)
+        solution = torch.where(known[:, None, None], at_once, found.solution)
+        return Solved(solution, torch.where(known, endless, found.flattest))
+
+    def adjoint(self, cotangent: Tensor, ridge: Tensor) -> Adjoint:
+        r"""The solution of the paper's normal equations :math:`(H H + \lambda) w = H v`.
+
+        They are definite for any H, and solved by conjugate gradients with the squared inverse of the model, from the
+        solution of :math:`H w = v`, which is theirs but for :math:`\lambda / h^2` where H has no flat direction; else from
+        a damped one.
+
+        Args:
+            cotangent: v, ``(B, M, D)``.
+            ridge: lambda, in units of the square of the Hessian's scale, ``(B,)``.
+        """
+        curvature, unit = self.curvature, self.curvature.unit
+        penalty = (ridge * unit.mean(-1).square())[:, None, None]
+        shift = ridge.sqrt().clamp_min(LEAST_SHIFT)
+        model = shifted_model(curvature, shift)
+        for _ in range(12):  # H may be indefinite where the flow was cut off; any definite model will do
+            if bool(model.exists.all()):
+                break
+            shift = torch.where(model.exists, shift, 10 * shift)
+            model = shifted_model(curvature, shift)
+        straight = conjugate_gradients(
+            self.product, cotangent, model, unit, torch.zeros_like(shift), PRECISE, least=SINGULAR
+        )
+        sound, solution = straight.flattest > SINGULAR, straight.solution
+        if not bool(sound.all()):
+            damped = conjugate_gradients(self.product, cotangent, model, unit, shift, ROUGH)
+            solution = torch.where(sound[:, None, None], solution, damped.solution)
+
+        def normal(value: Tensor) -> Tensor:
+            return self.product(self.product(value)) + penalty * value
+
+        image = self.product(cotangent)
+        goal = ADJOINT**2 * _inner(*[model.solve(image)] * 2)
+        rest = image - normal(solution)
+        half = model.solve(rest)
+        direction, strength = model.solve(half), _inner(half, half)
+        active = (strength > goal) & model.exists[:, None, None]
+        for _ in range(MOST_CG):
+            if not bool(active.any()):
+                break
+            moved = normal(direction)
+            length = torch.where(active, strength / _inner(direction, moved), 0.0)
+            solution = torch.addcmul(solution, length, direction)
+            rest = torch.addcmul(rest, length, moved, value=-1)
+            half = model.solve(rest)
+            following = _inner(half, half)
+            direction = torch.where(
+                active, torch.addcmul(model.solve(half), following / strength, direction), direction
+            )
+            strength = torch.where(active, following, strength)
+            active = active & (strength > goal)
+        solution = torch.where(model.exists[:, None, None], solution, torch.nan)
+        tiny = torch.finfo(image.dtype).tiny
+        residual = _length(image - normal(solution)) / _length(image).clamp_min(tiny)
+        flattest = torch.minimum(straight.flattest, model.flattest)
+        left = cotangent - self.product(solution)
+        return Adjoint(solution, left, residual, ~(flattest > SINGULAR))
+
+
+class Adjoint(NamedTuple):
+    """Solution of the linear system of the backward pass.
+
+    Attributes:
+        solution: w, ``(B, M, D)``.
+        left: ``v - H w``, what flat directions have left of the cotangent, ``(B, M, D)``.
+        residual: ``|(H H + lambda) w - H v| / |H v|``, ``(B,)``.
+        damped: H has flat directions, so that the ridge decided the answer along them, ``(B,)`` bool.
+    """
+
+    solution: Tensor
+    left: Tensor
+    residual: Tensor
+    damped: Tensor
 
 
 def _inner(one: Tensor, other: Tensor) -> Tensor:
     return (one * other).sum((-1, -2), keepdim=True)
+
+
+def _length(value: Tensor) -> Tensor:
+    return value.square().sum((-1, -2)).sqrt()

@@ -1,167 +1,76 @@
-"""The compiled engine on tensors: pooling from the nodes as they were given to the points as they are handed out.
+"""The compiled engine: order, frames, solution and gradients as kernels, from tensors to tensors.
 
-It computes what :mod:`flowpool.core.frame` and the torch engine specify, but order, frames, solution and gradients are kernels
-of :mod:`flowpool.kernels`. Nothing here is seen by autograd; :mod:`flowpool.pooling` and :mod:`flowpool.engines.operators` do that.
+It computes what :mod:`flowpool.core` specifies, for the squared Euclidean cost of weighted features.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flowpool.core.directions import hull_tolerance
-from flowpool.core.flow import Flowed
-from flowpool.core.measures import Clouds
-from flowpool.costs import Geometry, SquaredEuclidean
-from flowpool.engines import torch_engine as batching
-from flowpool.engines.torch_engine import Problem
+from flowpool.core.constants import hull_tolerance
+from flowpool.engines.seam import Gradients, Problem, Solution
 
 
-class Given(NamedTuple):
-    """What is pooled.
+def solve(problem: Problem) -> Solution:
+    """The pooled points of a batch."""
+    from flowpool.kernels import batch as kernels
 
-    Attributes:
-        masses: b, ``(N,)``, checked but not normalised; ``None``: equal.
-        order: which node of the caller stands at each place, ``(N,)``.
-        ptr: offsets of the graphs, ``(B + 1,)``.
-        epsilon: ``(B,)`` float64.
-        weights: w of the cost ``|w (x - y)|^2``, ``(D,)`` float64; ``None``: one.
-        point_masses: a, ``(M,)`` float64.
-        relative: epsilon and the reference are in units of the graph.
-        resolution: relative precision that the nodes were given in.
-    """
-
-    masses: Tensor | None
-    order: Tensor
-    ptr: Tensor
-    epsilon: Tensor
-    weights: Tensor | None
-    point_masses: Tensor
-    relative: bool
-    resolution: float
-
-
-class Ended(NamedTuple):
-    """Pooled points of B graphs, and what their gradients and plans are computed from.
-
-    Attributes:
-        points: X*, in the precision of the nodes, ``(B, M, D)``; zeros for an empty graph, NaN for a broken one.
-        residual: ``(B,)``, NaN for broken graphs.
-        steps: ``(B,)``.
-        status: :class:`flowpool.Status` codes, ``(B,)`` int8.
-        singular: ``(B,)`` bool.
-    """
-
-    points: Tensor
-    residual: Tensor
-    steps: Tensor
-    status: Tensor
-    singular: Tensor
-    inside: Tensor  # X* in the frames, (B, M, D); zeros for graphs without a flow
-    potential: Tensor  # f, (B, M)
-    self_potential: Tensor  # h, (B, M)
-    nodes: Tensor  # Y, ordered, (N, D)
-    masses: Tensor  # b, ordered, summing to one in each graph, (N,)
-    frames: Tensor  # table of flowpool.kernels.engine.Frames, (B, 3 D + 3)
-
-
-class Gradients(NamedTuple):
-    """Gradients in what was given, in the order and the precision it was given in."""
-
-    nodes: Tensor  # (N, D)
-    masses: Tensor | None  # (N,)
-    epsilon: Tensor  # (B,)
-    weights: Tensor | None  # (D,)
-    residual: Tensor  # of the linear solves, (B,)
-    damped: Tensor  # the Hessian is singular, (B,) bool
-
-
-def order_nodes(nodes: Tensor, graph: Tensor, num_graphs: int) -> tuple[Tensor, Tensor]:
-    """Offsets of the graphs and order of the nodes, as :func:`flowpool.core.measures.arrange_nodes` has them."""
-    from flowpool.kernels import engine
-
-    rows, ids = _arrays(nodes, graph)
-    ptr, order = engine.arrange(rows, ids, num_graphs)
-    return torch.from_numpy(ptr), torch.from_numpy(order)
-
-
-def solve(nodes: Tensor, given: Given, reference: Tensor, tolerance: float, max_steps: int) -> Ended:
-    """The pooled points of nodes ``(N, D)``, float32 or float64, from the reference ``(M, D)``, float64."""
-    from flowpool.kernels import engine
-
-    order, ptr, level, weights, first = _arrays(given.order, given.ptr, given.epsilon, given.point_masses, reference)
-    rows = _arrays(nodes)[0][order]
-    masses = engine.share(None if given.masses is None else _arrays(given.masses)[0], order, ptr)
-    batch = engine.make_batch(rows, masses, ptr)
-    table = engine.frame(batch, _feature_weights(given, rows.shape[1]))
-    frames = engine.Frames.of(table)
-    start, epsilon = engine.begin(frames, first, level, given.relative)
-    found = engine.solve(
-        batch, frames, start, weights, epsilon, hull_tolerance(given.resolution), tolerance, max_steps,
-        torch.get_num_threads(),
-    )  # fmt: skip
-    points = engine.end(frames, found, tolerance, rows.dtype)
+    nodes, graph, ptr = _arrays(problem.nodes, problem.batch, problem.ptr)
+    level, point_masses, reference = _arrays(problem.epsilon, problem.point_masses, problem.reference)
+    order = kernels.arrange(nodes, graph, ptr)
+    rows = nodes[order]
+    masses = kernels.share(_array(problem.masses), order, ptr)
+    batch = kernels.make_batch(rows, masses, ptr)
+    table = kernels.frame(batch, _feature_weights(problem))
+    frames = kernels.Frames.of(table)
+    start, epsilon = kernels.begin(frames, reference, level, problem.relative)
+    options, resolution = problem.options, hull_tolerance(problem.resolution)
+    threads = torch.get_num_threads()
+    found = kernels.solve(
+        batch, frames, start, point_masses, epsilon, resolution, options.tolerance, options.max_steps, threads
+    )
+    points = kernels.end(frames, found, rows.dtype)
     per_graph = (found.residual, found.steps, found.status, found.singular)
     ends = (found.points, found.potentials, found.self_potentials)
-    return Ended(*map(torch.from_numpy, (points, *per_graph, *ends, rows, masses, table)))
+    return Solution(*map(torch.from_numpy, (points, *per_graph, *ends, order, rows, masses, table)))
 
 
-def adjoint(ended: Ended, given: Given, cotangent: Tensor, ridge: float, wanted: set[str]) -> Gradients:
-    """Gradients of ``<cotangent, points>``; those in masses and weights only where they are wanted.
+def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set[str]) -> Gradients:
+    """Gradients of ``<cotangent, points>``, by the kernels that found the points."""
+    from flowpool.kernels import batch as kernels
 
-    Args:
-        ended: what :func:`solve` returned; from ``inside`` on its fields are read.
-        cotangent: ``(B, M, D)``.
-        ridge: as in :func:`flowpool.flow_pool`.
-        wanted: of ``"nodes"``, ``"masses"``, ``"epsilon"`` and ``"weights"``.
-    """
-    from flowpool.kernels import engine
-
-    inside, potential, self_potential, rows, masses, table = _arrays(*ended[5:])
-    order, ptr, epsilon, weights, upstream = _arrays(
-        given.order, given.ptr, given.epsilon, given.point_masses, cotangent.double()
+    inside, potential, self_potential, order, rows, masses, table = _arrays(*solution[5:])
+    ptr, level, point_masses, reference, upstream = _arrays(
+        problem.ptr, problem.epsilon, problem.point_masses, problem.reference, cotangent.double()
     )
-    found = engine.adjoint(
-        engine.make_batch(rows, masses, ptr), order, engine.Frames.of(table), _feature_weights(given, rows.shape[1]),
-        inside, potential, self_potential, weights, epsilon, given.relative, hull_tolerance(given.resolution), ridge, upstream,
-        torch.get_num_threads(), _wide_adjoint,
+    found = kernels.adjoint(
+        kernels.make_batch(rows, masses, ptr), order, kernels.Frames.of(table), _feature_weights(problem), reference,
+        inside, potential, self_potential, point_masses, level, problem.relative, hull_tolerance(problem.resolution),
+        problem.options.ridge, upstream, torch.get_num_threads(),
     )  # fmt: skip
-    to_masses, to_weights = None, None
-    if given.masses is not None and "masses" in wanted:
-        to_masses = torch.from_numpy(engine.unshare(found.masses, _arrays(given.masses)[0], order, ptr))
-    if given.weights is not None and "weights" in wanted:
-        to_weights = torch.from_numpy(found.weights)
-    nodes, to_epsilon, residual, damped = map(
-        torch.from_numpy, (found.nodes, found.epsilon, found.residual, found.damped)
-    )
-    return Gradients(nodes, to_masses, to_epsilon, to_weights, residual, damped)
+    by_name = {"nodes": found.nodes, "epsilon": found.epsilon}
+    given = _array(problem.masses)
+    if given is not None and "masses" in wanted:
+        by_name["masses"] = kernels.unshare(found.masses, given, order, ptr)
+    weights = problem.geometry.feature_weights
+    if weights is not None:
+        by_name["cost.weight"] = found.weights * _array(weights)  # the parameter is the logarithm
+    tensors = {name: torch.from_numpy(value) for name, value in by_name.items()}
+    return Gradients(tensors, torch.from_numpy(found.residual), torch.from_numpy(found.damped))
 
 
-def _feature_weights(given: Given, features: int) -> Any:
-    return np.ones(features) if given.weights is None else _arrays(given.weights)[0]
+def _feature_weights(problem: Problem) -> Any:
+    weights = problem.geometry.feature_weights
+    return np.ones(problem.nodes.shape[1]) if weights is None else _array(weights)
 
 
-def _wide_adjoint(
-    nodes: Any, masses: Any, points: Any, potential: Any, self_potential: Any, point_masses: Any, epsilon: float,
-    ridge: float, cotangent: Any,
-) -> Any:  # fmt: skip
-    """The torch engine's adjoint of one graph in its frame, which has conjugate gradients for large singular systems."""
-    from flowpool.kernels.singular import SingularAdjoint
-
-    rows, shares, *rest = map(torch.from_numpy, (nodes, masses, points, potential, self_potential, cotangent))
-    end, first, second, upstream = (value.unsqueeze(0) for value in rest)
-    level = rows.new_full((1,), epsilon)
-    clouds = Clouds.from_ptr(rows, shares, torch.tensor([0, len(rows)]))
-    problem = Problem(clouds, end, torch.from_numpy(point_masses), level, Geometry(SquaredEuclidean()), True)
-    ended = Flowed(end, first, second, level, level.long(), level.bool())
-    found = batching.adjoint(problem, ended, upstream, ridge, {"nodes", "masses", "epsilon"})
-    return SingularAdjoint(
-        found.nodes.numpy(), found.masses.numpy(), float(found.epsilon), float(found.residual), bool(found.damped)
-    )
+def _array(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.detach().contiguous().numpy()
 
 
 def _arrays(*tensors: Tensor) -> Any:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+    return [_array(tensor) for tensor in tensors]

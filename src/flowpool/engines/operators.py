@@ -1,74 +1,102 @@
 """The compiled engine as functional custom operators, so that ``torch.compile`` and ``torch.export`` see through it.
 
-In eager mode :func:`flowpool.flow_pool` calls the engine directly and reports on the backward pass; while a graph is
-being traced it calls these operators instead. They compute the same.
+In eager mode the engine is called directly and reports on the backward pass; while a graph is being traced these operators
+are called instead. They compute the same. Nobody else knows ``torch.ops``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from flowpool.core.measures import arrange_nodes
-from flowpool.engines import compiled as kernels
-from flowpool.engines.compiled import Ended, Given
+from flowpool.core.measures import graphs_of
+from flowpool.costs import Geometry, Mahalanobis, SquaredEuclidean
+from flowpool.engines import compiled
+from flowpool.engines.seam import Problem, Solution
+from flowpool.options import Options
 
 
-@torch.library.custom_op("flowpool::arrange", mutates_args=())
-def arrange(
-    nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int, compiled: bool
+class _Given(NamedTuple):
+    """A problem of the compiled engine as arguments of an operator."""
+
+    nodes: Tensor
+    masses: Tensor | None
+    batch: Tensor
+    ptr: Tensor
+    reference: Tensor
+    point_masses: Tensor
+    epsilon: Tensor
+    weight: Tensor | None  # of a diagonal Mahalanobis cost
+    relative: bool
+    resolution: float
+    tolerance: float
+    max_steps: int
+    ridge: float
+
+    def problem(self) -> Problem:
+        geometry = Geometry(SquaredEuclidean())
+        if self.weight is not None:
+            geometry = Geometry(Mahalanobis(self.weight.shape[0]), {"weight": self.weight})
+        options = Options(tolerance=self.tolerance, max_steps=self.max_steps, ridge=self.ridge)
+        return Problem(*self[:7], self.relative, geometry, self.resolution, options)
+
+
+@torch.library.custom_op("flowpool::graphs", mutates_args=())
+def graphs(
+    nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
 ) -> tuple[Tensor, Tensor]:
-    """Offsets ``(B + 1,)`` of the graphs and the order ``(N,)`` that sorts the nodes; checks all values."""
-    offsets, order = arrange_nodes(nodes, index, ptr, masses, num_graphs, compiled)
-    return offsets.clone(), order
+    """:func:`flowpool.core.measures.graphs_of`, which looks at values."""
+    offsets, graph = graphs_of(nodes, index, ptr, masses, num_graphs)
+    return offsets.clone(), graph.clone()
 
 
-@arrange.register_fake
+@graphs.register_fake
 def _(
-    nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int, compiled: bool
+    nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
 ) -> tuple[Tensor, Tensor]:
     return nodes.new_empty(num_graphs + 1, dtype=torch.long), nodes.new_empty(nodes.shape[0], dtype=torch.long)
 
 
-@torch.library.custom_op("flowpool::solve", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("flowpool::solve", mutates_args=())
 def solve(
     nodes: Tensor,
     masses: Tensor | None,
-    order: Tensor,
+    batch: Tensor,
     ptr: Tensor,
-    epsilon: Tensor,
-    weights: Tensor | None,
+    reference: Tensor,
     point_masses: Tensor,
+    epsilon: Tensor,
+    weight: Tensor | None,
     relative: bool,
     resolution: float,
-    reference: Tensor,
     tolerance: float,
     max_steps: int,
     ridge: float,
 ) -> list[Tensor]:
-    """:class:`flowpool.engines.compiled.Ended` of a batch; ``ridge`` is for the backward pass."""
-    given = Given(masses, order, ptr, epsilon, weights, point_masses, relative, resolution)
-    return list(kernels.solve(nodes, given, reference, tolerance, max_steps))
+    """The fields of :class:`flowpool.engines.seam.Solution`; ``ridge`` is for the backward pass."""
+    given = _Given(
+        nodes,
+        masses,
+        batch,
+        ptr,
+        reference,
+        point_masses,
+        epsilon,
+        weight,
+        relative,
+        resolution,
+        tolerance,
+        max_steps,
+        ridge,
+    )
+    return list(compiled.solve(given.problem()))
 
 
 @solve.register_fake
-def _(
-    nodes: Tensor,
-    masses: Tensor | None,
-    order: Tensor,
-    ptr: Tensor,
-    epsilon: Tensor,
-    weights: Tensor | None,
-    point_masses: Tensor,
-    relative: bool,
-    resolution: float,
-    reference: Tensor,
-    tolerance: float,
-    max_steps: int,
-    ridge: float,
-) -> list[Tensor]:
+def _(nodes: Tensor, *given: Any) -> list[Tensor]:
+    reference, epsilon = given[3], given[5]
     graphs, (count, features) = epsilon.shape[0], reference.shape
     return [
         nodes.new_empty(graphs, count, features),
@@ -79,76 +107,102 @@ def _(
         epsilon.new_empty(graphs, count, features),
         epsilon.new_empty(graphs, count),
         epsilon.new_empty(graphs, count),
+        epsilon.new_empty(nodes.shape[0], dtype=torch.long),
         nodes.new_empty(nodes.shape),
         epsilon.new_empty(nodes.shape[0]),
         epsilon.new_empty(graphs, 3 * features + 3),
     ]
 
 
-@torch.library.custom_op("flowpool::adjoint", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("flowpool::adjoint", mutates_args=())
 def adjoint(
-    behind: list[Tensor],
+    nodes: Tensor,
     masses: Tensor | None,
-    order: Tensor,
+    batch: Tensor,
     ptr: Tensor,
-    epsilon: Tensor,
-    weights: Tensor | None,
+    reference: Tensor,
     point_masses: Tensor,
+    epsilon: Tensor,
+    weight: Tensor | None,
     relative: bool,
     resolution: float,
-    cotangent: Tensor,
     ridge: float,
+    behind: list[Tensor],
+    cotangent: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of ``<cotangent, points>`` in nodes, masses, epsilon and weights; empty for what was not given.
+    """Gradients of ``<cotangent, points>`` in nodes, masses, epsilon and weight; empty for what was not given.
 
     ``behind`` is what :func:`solve` returned after the first five.
     """
-    given = Given(masses, order, ptr, epsilon, weights, point_masses, relative, resolution)
-    ended = Ended(*[torch.empty(0)] * 5, *behind)
-    found = kernels.adjoint(ended, given, cotangent, ridge, {"nodes", "masses", "epsilon", "weights"})
-    to_masses = epsilon.new_empty(0) if found.masses is None else found.masses
-    to_weights = epsilon.new_empty(0) if found.weights is None else found.weights
-    return found.nodes, to_masses, found.epsilon, to_weights
+    given = _Given(
+        nodes, masses, batch, ptr, reference, point_masses, epsilon, weight, relative, resolution, 1.0, 1, ridge
+    )
+    solution = Solution(*[torch.empty(0)] * 5, *behind)
+    found = compiled.adjoint(
+        given.problem(), solution, cotangent, {"nodes", "masses", "epsilon", "cost.weight"}
+    ).by_name
+    nothing = epsilon.new_empty(0)
+    return found["nodes"], found.get("masses", nothing), found["epsilon"], found.get("cost.weight", nothing)
 
 
 @adjoint.register_fake
-def _(
-    behind: list[Tensor],
-    masses: Tensor | None,
-    order: Tensor,
-    ptr: Tensor,
-    epsilon: Tensor,
-    weights: Tensor | None,
-    point_masses: Tensor,
-    relative: bool,
-    resolution: float,
-    cotangent: Tensor,
-    ridge: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    nodes = behind[3]
+def _(nodes: Tensor, masses: Tensor | None, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    epsilon, weight = given[4], given[5]
     return (
         nodes.new_empty(nodes.shape),
         epsilon.new_empty(0) if masses is None else masses.new_empty(masses.shape),
         epsilon.new_empty(epsilon.shape),
-        epsilon.new_empty(0) if weights is None else weights.new_empty(weights.shape),
+        epsilon.new_empty(0) if weight is None else weight.new_empty(weight.shape),
     )
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, *given, ctx.relative, ctx.resolution, _, _, _, ctx.ridge = inputs
-    ctx.save_for_backward(*given, *output[5:])
+    *tensors, ctx.relative, ctx.resolution, _, _, ctx.ridge = inputs
+    ctx.save_for_backward(*tensors, *output[5:])
 
 
 def _differentiate(ctx: Any, cotangents: list[Tensor]) -> tuple[Tensor | None, ...]:
-    given, behind = ctx.saved_tensors[:6], list(ctx.saved_tensors[6:])
-    nodes, masses, epsilon, weights = torch.ops.flowpool.adjoint(
-        behind, *given, ctx.relative, ctx.resolution, cotangents[0], ctx.ridge
+    given, behind = ctx.saved_tensors[:8], list(ctx.saved_tensors[8:])
+    nodes, masses, epsilon, weight = torch.ops.flowpool.adjoint(
+        *given, ctx.relative, ctx.resolution, ctx.ridge, behind, cotangents[0]
     )
-    has_masses, has_weights = given[0] is not None, given[4] is not None
-    return (
-        nodes, masses if has_masses else None, None, None, epsilon, weights if has_weights else None,
-        None, None, None, None, None, None, None,
-    )  # fmt: skip
+    to_masses = None if given[1] is None else masses
+    to_weight = None if given[7] is None else weight
+    return (nodes, to_masses, None, None, None, None, epsilon, to_weight, *[None] * 5)
+
+
+def _refuse(ctx: Any, *_: Any) -> NoReturn:
+    raise RuntimeError("flow_pool cannot be differentiated twice; call backward or grad without create_graph.")
 
 
 solve.register_autograd(_differentiate, setup_context=_remember)
+adjoint.register_autograd(_refuse)
+
+
+def traced_graphs(
+    nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
+) -> tuple[Tensor, Tensor]:
+    """:func:`flowpool.core.measures.graphs_of` in a graph that is being traced."""
+    found: tuple[Tensor, Tensor] = torch.ops.flowpool.graphs(nodes.detach(), index, ptr, masses, num_graphs)
+    return found
+
+
+def traced_solve(problem: Problem) -> Solution:
+    """The compiled engine in a graph that is being traced; only the points have a derivative, as in eager mode."""
+    options = problem.options
+    found = torch.ops.flowpool.solve(
+        problem.nodes,
+        problem.masses,
+        problem.batch,
+        problem.ptr,
+        problem.reference,
+        problem.point_masses,
+        problem.epsilon,
+        problem.geometry.tensors.get("weight"),
+        problem.relative,
+        problem.resolution,
+        options.tolerance,
+        options.max_steps,
+        options.ridge,
+    )
+    return Solution(found[0], *(value.detach() for value in found[1:]))

@@ -1,12 +1,15 @@
-"""The torch engine: ragged graphs in, graphs of similar size solved together.
+"""The torch engine: for any device, any cost, and recorded steps.
 
-A graph is padded with nodes of mass zero to a size that depends on the graph alone, and never computed in a batch of
-one (whose matrix products round differently): so its result has the same bits whatever else is in the batch.
+Graphs are taken into their frames (:mod:`flowpool.core.frame`), and graphs of similar size are solved together. A graph is
+padded with nodes of mass zero to a size that depends on the graph alone, and never computed in a batch of one (whose matrix
+products round differently); on the CPU all is done by one thread, for which the operations are small enough. So a
+result has the same bits whatever else is in the batch and whatever the number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,19 +19,23 @@ from torch import Tensor
 from flowpool.core import flow
 from flowpool.core.divergence import Energy
 from flowpool.core.flow import Flowed
+from flowpool.core.frame import Frame, make_frame
 from flowpool.core.implicit import vector_jacobian
-from flowpool.core.measures import Clouds
+from flowpool.core.measures import Clouds, sorted_clouds
 from flowpool.core.records import put
 from flowpool.costs import Geometry
+from flowpool.engines.seam import Gradients, Problem, Solution
+from flowpool.status import Status
 
 _ALONE = 4096  # graphs above this size are always computed alone; below, always in company
 _BUDGET = 2**22  # entries of the (B, M, N, D) tensors of one bucket
+_UNROLLED_STEP = 0.25
 _TIGHT = 1e-13  # marginal error of the plans behind a gradient
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Everything that defines the pooled points of a batch, in the solver's precision and frame.
+class Framed:
+    """Everything that defines the pooled points of a batch, in the solver's precision and in the frames of the graphs.
 
     Attributes:
         clouds: the graphs.
@@ -48,7 +55,19 @@ class Problem:
     debias: bool
     resolution: float = torch.finfo(torch.float64).eps
 
-    def select(self, graphs: Tensor) -> Problem:
+    def detached(self) -> Framed:
+        """The same without autograd history."""
+        clouds = self.clouds
+        return replace(
+            self,
+            clouds=Clouds(clouds.nodes.detach(), clouds.masses.detach(), clouds.ptr, clouds.batch),
+            start=self.start.detach(),
+            point_masses=self.point_masses.detach(),
+            epsilon=self.epsilon.detach(),
+            geometry=self.geometry.detached(),
+        )
+
+    def select(self, graphs: Tensor) -> Framed:
         """The problem of some graphs, in the order given, ``(K,)`` int64."""
         return replace(self, clouds=self.clouds.select(graphs), start=self.start[graphs], epsilon=self.epsilon[graphs])
 
@@ -74,7 +93,7 @@ def padded_size(size: int) -> int:
     return -(-size // unit) * unit
 
 
-def buckets(problem: Problem) -> Iterator[Bucket]:
+def buckets(problem: Framed) -> Iterator[Bucket]:
     """The graphs of a batch in padded groups; every tensor stays connected to the problem's."""
     clouds = problem.clouds
     sizes = clouds.sizes.tolist()
@@ -110,12 +129,9 @@ def buckets(problem: Problem) -> Iterator[Bucket]:
 
 
 @torch.no_grad()
-def solve(problem: Problem, tolerance: float, max_steps: int, step_size: float | None = None) -> Flowed:
+def solve_framed(problem: Framed, tolerance: float, max_steps: int, step_size: float | None = None) -> Flowed:
     """The stationary points of all graphs, by :func:`flowpool.core.flow.follow`."""
-    num_graphs, num_points, _ = problem.start.shape
-    blank = problem.start.new_zeros(num_graphs)
-    potentials = problem.start.new_zeros(num_graphs, num_points)
-    result = Flowed(problem.start, potentials, potentials, blank, blank.long(), blank.bool())
+    result = _blank(problem)
     for bucket in buckets(problem):
         start = problem.start[bucket.graphs]
         ended = flow.follow(bucket.energy, start, tolerance, max_steps, step_size, bucket.keep_pairs)
@@ -123,11 +139,12 @@ def solve(problem: Problem, tolerance: float, max_steps: int, step_size: float |
     return result
 
 
-class BackwardResult(NamedTuple):
-    """Gradients of a loss in the tensors of a problem, with the quality of the linear solves."""
+class FramedGradients(NamedTuple):
+    """Gradients of ``<cotangent, X*>`` in the tensors of a framed problem, with the quality of the linear solves."""
 
     nodes: Tensor  # (N, D)
     masses: Tensor  # (N,)
+    start: Tensor  # (B, M, D), along flat directions, in which X* stays where the start was
     point_masses: Tensor  # (M,)
     epsilon: Tensor  # (B,)
     parameters: dict[str, Tensor]
@@ -136,7 +153,9 @@ class BackwardResult(NamedTuple):
 
 
 @torch.no_grad()
-def adjoint(problem: Problem, ended: Flowed, cotangent: Tensor, ridge: float, wanted: set[str]) -> BackwardResult:
+def adjoint_framed(
+    problem: Framed, ended: Flowed, cotangent: Tensor, ridge: float, wanted: set[str]
+) -> FramedGradients:
     """Gradients of ``<cotangent, X*>`` for all graphs, by :func:`flowpool.core.implicit.vector_jacobian`.
 
     What is not in ``wanted`` costs nothing and comes back as zeros.
@@ -147,12 +166,14 @@ def adjoint(problem: Problem, ended: Flowed, cotangent: Tensor, ridge: float, wa
     point_masses, epsilon = torch.zeros_like(problem.point_masses), torch.zeros_like(problem.epsilon)
     parameters = {name: torch.zeros_like(tensors[name]) for name in wanted & set(tensors)}
     residual, damped = torch.zeros_like(epsilon), torch.zeros_like(epsilon, dtype=torch.bool)
+    start = torch.zeros_like(problem.start)
     for bucket in buckets(problem):
         graphs, fresh, energy = bucket.graphs, bucket.fresh, bucket.energy
-        start = (ended.points[graphs], ended.potential[graphs], ended.self_potential[graphs])
-        solved = energy.evaluate_from(*start, _TIGHT)
+        solved = energy.evaluate_from(
+            ended.points[graphs], ended.potential[graphs], ended.self_potential[graphs], _TIGHT
+        )
         seed = cotangent[graphs] * fresh[:, None, None]
-        found, system = vector_jacobian(energy, solved, seed, ridge, wanted)
+        found, system = vector_jacobian(energy, solved, seed, torch.full_like(energy.epsilon, ridge), wanted)
         if found.nodes is not None:
             nodes[bucket.gather[fresh]] = found.nodes[fresh]
         if found.masses is not None:
@@ -163,11 +184,12 @@ def adjoint(problem: Problem, ended: Flowed, cotangent: Tensor, ridge: float, wa
             epsilon[graphs[fresh]] = found.epsilon[fresh]
         for name, value in found.parameters.items():
             parameters[name] += value
+        start[graphs[fresh]] = system.left[fresh]
         residual[graphs[fresh]], damped[graphs[fresh]] = system.residual[fresh], system.damped[fresh]
-    return BackwardResult(nodes[:-1], masses[:-1], point_masses, epsilon, parameters, residual, damped)
+    return FramedGradients(nodes[:-1], masses[:-1], start, point_masses, epsilon, parameters, residual, damped)
 
 
-def unrolled(problem: Problem, step_size: float, max_steps: int, tolerance: float) -> tuple[Tensor, Tensor]:
+def unrolled(problem: Framed, step_size: float, max_steps: int, tolerance: float) -> tuple[Tensor, Tensor]:
     """X^(L) of all graphs by Algorithm 1 with every step recorded, and the number of steps."""
     points, steps = problem.start, torch.zeros_like(problem.epsilon, dtype=torch.long)
     for bucket in buckets(problem):
@@ -179,6 +201,129 @@ def unrolled(problem: Problem, step_size: float, max_steps: int, tolerance: floa
 
 
 @torch.no_grad()
-def judge(problem: Problem) -> Flowed:
+def judge(problem: Framed) -> Flowed:
     """How far from stationary the points ``problem.start`` are, without moving them."""
-    return solve(problem, tolerance=0.0, max_steps=0)
+    result = _blank(problem)
+    for bucket in buckets(problem):
+        here = bucket.energy.evaluate(problem.start[bucket.graphs])
+        residual = flow.distance(bucket.energy, here)
+        steps = torch.zeros_like(residual, dtype=torch.long)
+        found = Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, steps.bool())
+        result = put(result, bucket.graphs, found)
+    return result
+
+
+def _blank(problem: Framed) -> Flowed:
+    num_graphs, num_points, _ = problem.start.shape
+    none = problem.start.new_zeros(num_graphs)
+    potentials = problem.start.new_zeros(num_graphs, num_points)
+    return Flowed(problem.start, potentials, potentials, none, none.long(), none.bool())
+
+
+def framed(problem: Problem) -> tuple[Framed, Frame, Tensor]:
+    """The problem in the frames of its graphs, the frames, and the order of the nodes; connected to the problem's tensors."""
+    precision = problem.reference.dtype
+    masses = None if problem.masses is None else problem.masses.to(precision)
+    clouds, order = sorted_clouds(problem.nodes.to(precision), masses, problem.ptr, problem.batch)
+    frame = make_frame(clouds, problem.geometry, problem.epsilon, problem.reference, problem.relative)
+    inside = Framed(
+        frame.clouds, frame.start, problem.point_masses, frame.epsilon, frame.geometry, problem.options.debias,
+        problem.resolution,
+    )  # fmt: skip
+    return inside, frame, order
+
+
+def solve(problem: Problem) -> Solution:
+    """The pooled points of a batch; with ``gradient="unrolled"`` their autograd history goes through every step."""
+    options = problem.options
+    with _one_thread(problem.nodes.device):
+        inside, frame, order = framed(problem)
+        chosen = frame.solvable.nonzero().squeeze(-1)
+        part = inside.select(chosen)
+        if options.gradient == "unrolled":
+            step_size = _UNROLLED_STEP if options.step_size is None else options.step_size
+            points, steps = unrolled(part, step_size, options.max_steps, options.tolerance)
+            # What is left at the end of the recorded steps: judged there, without moving.
+            ended = judge(replace(part.detached(), start=points.detach()))._replace(points=points, steps=steps)
+        else:
+            ended = solve_framed(part.detached(), options.tolerance, options.max_steps, options.step_size)
+        ended = Flowed(*(_rows(value, chosen, problem.num_graphs) for value in ended))
+        points = frame.outside(ended.points).to(problem.nodes.dtype)
+    with torch.no_grad():
+        good = torch.where(ended.singular, Status.SINGULAR.value, Status.OK.value)
+        status = torch.where(ended.residual <= options.tolerance, good, Status.MAX_STEPS.value)
+        status = torch.where(frame.empty, Status.EMPTY.value, status)
+        finite = points.detach().flatten(1).isfinite().all(1) & ~ended.residual.isnan()
+        status = torch.where(finite, status, Status.NONFINITE.value)
+        status = torch.where(frame.broken, Status.NONFINITE_INPUT.value, status).to(torch.int8)
+        residual = torch.where(frame.broken, torch.nan, ended.residual)
+    nothing = points.new_empty(0)
+    kept = (ended.singular, ended.points.detach(), ended.potential, ended.self_potential, order)
+    return Solution(points, residual, ended.steps, status, *kept, nothing, nothing, nothing)
+
+
+def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set[str]) -> Gradients:
+    """Gradients of ``<cotangent, points>``: implicit in the frames, by autograd through the frames."""
+    names = sorted(wanted)
+    with _one_thread(problem.nodes.device):
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_(name in wanted) for name, value in problem.tensors().items()}
+            inside, frame, _ = framed(problem.having(leaves))
+            points = solution.inside.detach().requires_grad_()
+            outside = frame.outside(points).to(problem.nodes.dtype)
+        seed = torch.autograd.grad(outside, points, cotangent, retain_graph=True)[0].nan_to_num(0.0)
+        chosen = frame.solvable.nonzero().squeeze(-1)
+        part, count = inside.detached().select(chosen), problem.num_graphs
+        ended = Flowed(*(value[chosen] for value in flowed(solution)))
+        parameters = [name for name in part.geometry.tensors if "cost." + name in wanted]
+        found = adjoint_framed(part, ended, seed[chosen], problem.options.ridge, {*wanted, *parameters})
+        own = frame.solvable[inside.clouds.batch]
+        pairs = [
+            (outside, cotangent),
+            (inside.clouds.nodes, torch.zeros_like(inside.clouds.nodes).masked_scatter(own[:, None], found.nodes)),
+            (inside.clouds.masses, torch.zeros_like(inside.clouds.masses).masked_scatter(own, found.masses)),
+            (inside.epsilon, _rows(found.epsilon, chosen, count)),
+            (inside.point_masses, found.point_masses),
+            (inside.start, _rows(found.start, chosen, count)),
+            *((inside.geometry.tensors[name], found.parameters[name]) for name in parameters),
+        ]
+        pairs = [(value, gradient) for value, gradient in pairs if value.requires_grad]
+        gradients = torch.autograd.grad(
+            [value for value, _ in pairs], [leaves[name] for name in names], [gradient for _, gradient in pairs],
+            allow_unused=True,
+        )  # fmt: skip
+    by_name = {
+        name: torch.zeros_like(leaves[name]) if gradient is None else gradient
+        for name, gradient in zip(names, gradients, strict=True)
+    }
+    return Gradients(by_name, _rows(found.residual, chosen, count), _rows(found.damped, chosen, count))
+
+
+def flowed(solution: Solution) -> Flowed:
+    return Flowed(
+        solution.inside,
+        solution.potential,
+        solution.self_potential,
+        solution.residual,
+        solution.steps,
+        solution.singular,
+    )
+
+
+def _rows(value: Tensor, chosen: Tensor, count: int) -> Tensor:
+    """Rows of some graphs among all graphs, with zeros for the others."""
+    return value.new_zeros(count, *value.shape[1:]).index_copy(0, chosen, value)
+
+
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """What matrix libraries round depends on the number of their threads; with one it cannot."""
+    before = torch.get_num_threads()
+    if device.type != "cpu" or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

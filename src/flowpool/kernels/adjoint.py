@@ -11,186 +11,168 @@ Outside the hull of the nodes the Hessian is ``2 Q`` for each direction, which n
 
 from __future__ import annotations
 
-import math
+import numpy as np
 
-from flowpool.kernels.cloud import END_TOLERANCE, make_cloud, merge_nodes, rotate_points
+from flowpool.core.constants import SINGULAR
+from flowpool.kernels.cloud import END_TOLERANCE, merge_nodes, remove, slots, unfold
 from flowpool.kernels.divergence import evaluate
-from flowpool.kernels.hessian import leading_hessian, shifted_factor
+from flowpool.kernels.flow import move_to
+from flowpool.kernels.hessian import form_hessian
 from flowpool.kernels.machine.jit import entry, kernel
-from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store, total
-from flowpool.kernels.machine.linear import factorise, padded, row_products, substitute_rows
-from flowpool.kernels.machine.rows import draw, rows_of, stay_apart
-from flowpool.kernels.machine.vectors import combine, copy, inner_product
+from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store
+from flowpool.kernels.machine.linear import padded, row_products
+from flowpool.kernels.machine.rows import draw, stay_apart
+from flowpool.kernels.memory import GRAPH_PLACES, SIZES, SPAN_PLACES, open_graph, open_span
 from flowpool.kernels.response import hessian_product, keep_plans, respond, scale_direction, self_plan_response
-from flowpool.kernels.scratch import open_track, open_work, place_track, place_work
-from flowpool.kernels.systems import conjugate_gradients, is_exact, precondition, solve_model
-
-NEGLIGIBLE = 1e-3  # relative size up to which the ridge is a first-order correction
-PRECISION, ROUGH = 1e-11, 1e-2  # of conjugate gradients: of the solution, of the correction by the ridge
+from flowpool.kernels.systems import solve_adjoint, solve_outside
 
 
 @kernel
-def outside_system(count, work):  # type: ignore[no-untyped-def]
-    """Whether 2 Q, the Hessian outside the hull, is definite; it is factorised in ``work.small``."""
+def settle(graph, potentials, self_potentials, which, epsilon):  # type: ignore[no-untyped-def]
+    """Plans and Hessian at ``there.points``, which become ``here``, from the potentials that solve them."""
     stay_apart()
+    there = graph.there
+    for i in range(graph.count):
+        there.potential[0, i] = potentials[which, i]
+        there.self_potential[0, i] = self_potentials[which, i]
+    # The potentials are solutions already; this fills the plans, and removes what rounding in the rotation adds.
+    evaluate(graph, there, epsilon, epsilon, 1e-12)
+    move_to(there, graph.here, graph)
+    keep_plans(graph)
+    form_hessian(graph, epsilon)
+
+
+@kernel
+def split_cotangent(cotangent, which, features, graph, span):  # type: ignore[no-untyped-def]
+    """Fills ``graph.right`` with the cotangent along the basis, and ``span.outside`` with the rest."""
+    stay_apart()
+    width = padded(features)
+    for i in range(graph.count):
+        for d in range(width):
+            span.outside[i, d] = cotangent[which, i, d] if d < features else 0.0
+        for e in range(padded(graph.dimension)):
+            graph.right[i, e] = remove(span.outside, i, span.basis, e, width) if e < graph.dimension else 0.0
+
+
+@kernel
+def respond_to_solution(graph, epsilon):  # type: ignore[no-untyped-def]
+    """Gradient in epsilon; fills dA in ``graph.double.change`` and dg in ``graph.double.dual``, given W in ``solution``."""
+    stay_apart()
+    tangent, here, count, hull = graph.double, graph.here, graph.count, graph.hull
+    scale_direction(here.points, graph.solution, count, graph.dimension, epsilon, tangent.scaled)
+    respond(graph, graph.nodes, graph.length, tangent, tangent.conditional)
+    self_plan_response(graph, here.points, graph.solution, epsilon)
+    # Rows and columns of dP and dQ sum to zero, so only the inner products in the costs count.
+    for j in range(0, graph.length, WIDTH):
+        mass = load(graph.masses, 0, j)
+        for i in range(count):
+            store(graph.gibbs, i, j, multiply(mass, load(tangent.change, i, j)))
+    row_products(graph.gibbs, count, graph.nodes, 1, hull, graph.length, graph.velocity, False)
+    slope = 0.0
     for i in range(count):
-        for k in range(0, padded(count), WIDTH):
-            store(work.small, i, k, multiply(splat(2.0), load(work.self_plan, i, k)))
-    return factorise(work.small, count, work.inverse)
+        for e in range(hull):
+            slope -= 2.0 * here.points[i, e] * graph.velocity[i, e]
+        for k in range(count):
+            for e in range(graph.dimension):
+                slope += graph.self_change[i, k] * here.points[i, e] * here.points[k, e]
+    return slope / epsilon
+
+
+@kernel
+def write_gradients(  # type: ignore[no-untyped-def]
+    graph, span, nodes, masses, points, which, first, last, atom_of, epsilon, grad_nodes, grad_masses
+):
+    """Writes the gradients in the nodes ``first .. last`` and in their masses; ``span.outside`` is W outside the hull."""
+    stay_apart()
+    count, features, tangent = graph.count, nodes.shape[1], graph.double
+    width, way, ends = padded(features), span.outside, span.parked
+    for node in range(first, last):
+        # A node without mass may lie outside the hull, where the cost changes by -2 w_i.y_j, too.
+        atom = atom_of[node - first]
+        value = -epsilon * tangent.dual[0, atom]
+        for i in range(count):
+            for d in range(features):
+                value += 2.0 * tangent.conditional[i, atom] * way[i, d] * nodes[node, d]
+        grad_masses[node] = value
+    # W and X with all features.
+    for i in range(count):
+        for d in range(0, width, WIDTH):
+            whole = load(way, i, d)
+            for e in range(graph.dimension):
+                whole = fma(splat(graph.solution[i, e]), load(span.basis, e, d), whole)
+            store(way, i, d, multiply(splat(2.0), whole))
+        for d in range(width):
+            ends[i, d] = 2.0 * points[which, i, d] if d < features else 0.0
+    for node in range(first, last):
+        atom = atom_of[node - first]
+        for d in range(0, width, WIDTH):
+            pull = splat(0.0)
+            for i in range(count):
+                pull = fma(splat(tangent.conditional[i, atom]), load(way, i, d), pull)
+                pull = fma(splat(tangent.change[i, atom]), load(ends, i, d), pull)
+            store(span.row, 0, d, multiply(splat(masses[node]), pull))
+        for d in range(features):
+            grad_nodes[node, d] = span.row[0, d]
+
+
+@kernel
+def keep_left(graph, span, cotangent, which, features, epsilon, left):  # type: ignore[no-untyped-def]
+    """Writes ``V - H W``; ``span.outside`` is W outside the hull, where H is 2 Q."""
+    stay_apart()
+    hessian_product(graph, graph.solution, epsilon, 0.0, True, graph.image)
+    for i in range(graph.count):
+        for d in range(features):
+            value = cotangent[which, i, d]
+            for e in range(graph.dimension):
+                value -= graph.image[i, e] * span.basis[e, d]
+            for k in range(graph.count):
+                value -= 2.0 * graph.kept_self_plan[i, k] * span.outside[k, d]
+            left[which, i, d] = value
 
 
 @entry
 def adjoint_graphs(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, ptr, points, potentials, self_potentials, given_masses, epsilons, resolution, ridge, cotangent, order,
-    counter,
-    memory, table, members, merged, atom_of, places,
-    grad_nodes, grad_masses, grad_epsilon, residual, ok,
+    nodes, bits, masses, ptr, most, points, potentials, self_potentials, point_masses, epsilons, resolution, ridge,
+    cotangent, order, counter,
+    left, grad_nodes, grad_masses, grad_epsilon, residual, damped,
 ):  # fmt: skip
     """Gradients of the graphs ``order[k]`` for each k that is drawn from the counter.
 
-    Where ``ok`` is left false they are zero and something better is needed.
+    Args:
+        most: largest number of nodes of these graphs.
+        points, potentials, self_potentials: as :func:`flowpool.kernels.solve.solve_graphs` left them.
+        left: gets ``V - H W``, what flat directions have left of the cotangent, ``(B, M, D)``; or empty.
     """
-    stay_apart()
-    count, features = points.shape[1], points.shape[2]
-    buffer = rows_of(memory)
-    penalty = ridge * (2.0 / count) ** 2
+    features = points.shape[2]
+    table, members, merged, atom_of = slots(most), np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64)
+    sizes, span_places, places = (
+        np.empty(SIZES, np.int64),
+        np.empty(SPAN_PLACES, np.int64),
+        np.empty(GRAPH_PLACES, np.int64),
+    )
+    first, second = np.empty(0), np.empty(0)
     while True:
         turn = draw(counter)
-        if turn >= len(order):
+        if turn < 0 or turn >= len(order):
             break
-        graph = order[turn]
-        first, last, epsilon = ptr[graph], ptr[graph + 1], epsilons[graph]
-        atoms = merge_nodes(bits, masses, first, last, True, table, members, merged, atom_of)
-        cloud, used = make_cloud(
-            nodes, features, members, merged, atoms, given_masses, epsilon, resolution, buffer, places
-        )
-        length, hull, lead = cloud.length, cloud.hull, cloud.lead
-        coordinates, node_masses, point_masses = cloud.coordinates, cloud.masses, cloud.point_masses
-        basis, parked, outside, row = cloud.basis, cloud.parked, cloud.outside, cloud.row
-        dimension = rotate_points(points, graph, count, features, hull, END_TOLERANCE, basis, parked, outside)
-        used = place_track(places, used, count, dimension)
-        track = open_track(buffer, places)
-        place_work(places, used, count, length, dimension, cloud.widest)
-        work = open_work(buffer, places)
-        here, solution = track.here, track.solution
-        numbers = count * padded(dimension)
-        for i in range(count):
-            here.potential[0, i] = potentials[graph, i]
-            here.self_potential[0, i] = self_potentials[graph, i]
-            for e in range(padded(dimension)):
-                here.points[i, e] = parked[i, e] if e < dimension else 0.0
-        # The potentials are solutions already; this fills the plans, and removes what rounding in the rotation adds.
-        evaluate(
-            coordinates, node_masses, length, hull, dimension, here.points, count, point_masses, epsilon,
-            epsilon, 1e-12, here, work,
+        which = order[turn]
+        begin, end, epsilon = ptr[which], ptr[which + 1], epsilons[which]
+        atoms = merge_nodes(bits, masses, begin, end, True, table, members, merged, atom_of)
+        first, second = unfold(
+            nodes, members, merged, atoms, points, which, point_masses, epsilon, resolution, END_TOLERANCE, sizes,
+            span_places, places, first, second,
         )  # fmt: skip
-        keep_plans(cloud, count, work)
-        exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
-        usable = leading_hessian(
-            coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
+        span, graph = open_span(first, span_places), open_graph(second, places)
+        settle(graph, potentials, self_potentials, which, epsilon)
+        split_cotangent(cotangent, which, features, graph, span)
+        error, flattest = solve_adjoint(graph, epsilon, ridge)
+        residual[which] = error
+        damped[which] = not flattest > SINGULAR
+        if graph.dimension < features:
+            solve_outside(graph, ridge, span.outside, span.parked, padded(features))
+        if len(left) > 0:
+            keep_left(graph, span, cotangent, which, features, epsilon, left)
+        grad_epsilon[which] = respond_to_solution(graph, epsilon)
+        write_gradients(
+            graph, span, nodes, masses, points, which, begin, end, atom_of, epsilon, grad_nodes, grad_masses
         )
-        usable = usable and shifted_factor(count, lead, point_masses, 0.0, work.hessian, work.factor, work.pivots)
-
-        # The cotangent along the basis, and what is left of it outside.
-        for i in range(count):
-            for d in range(features):
-                outside[i, d] = cotangent[graph, i, d]
-            for d in range(features, padded(features)):
-                outside[i, d] = 0.0
-            for e in range(dimension):
-                inner = splat(0.0)
-                for d in range(0, padded(features), WIDTH):
-                    inner = fma(load(basis, e, d), load(outside, i, d), inner)
-                value = total(inner)
-                track.right[i, e] = value
-                for d in range(0, padded(features), WIDTH):
-                    store(outside, i, d, fma(splat(-value), load(basis, e, d), load(outside, i, d)))
-            for e in range(dimension, padded(dimension)):
-                track.right[i, e] = 0.0
-        if dimension < features:
-            usable = usable and outside_system(count, work)
-        if lead < dimension:
-            usable = usable and precondition(count, point_masses, 0.0, work)
-        if not usable:
-            continue
-        sought = inner_product(track.right, track.right, numbers)
-        copy(track.right, track.velocity, numbers)
-        # (H H + lambda) W = H V is (H + lambda H^-1) W = V; its first-order form needs solutions with H only:
-        # W, then H^-1 W and H^-2 W from the right-hand side before.
-        for attempt in range(3):
-            if exact:
-                solve_model(count, dimension, lead, work.factor, work.pivots, track.right, track.newton, work)
-            else:
-                usable = usable and conjugate_gradients(
-                    cloud, dimension, lead, here.points, count, epsilon, 0.0, PRECISION if attempt == 0 else ROUGH,
-                    math.inf, False, attempt == 0, work.factor, work.pivots, track.right, track.newton, track, work,
-                ) > 0.0  # fmt: skip
-            if attempt == 0:
-                copy(track.newton, solution, numbers)
-            copy(track.newton, track.right, numbers)
-        if not usable:
-            continue
-        hessian_product(cloud, dimension, here.points, count, solution, epsilon, 0.0, True, work, track.right)
-        combine(track.right, -1.0, track.velocity, track.right, numbers)
-        missed = inner_product(track.right, track.right, numbers)
-        found = inner_product(solution, solution, numbers)
-        corrected = inner_product(track.newton, track.newton, numbers)
-        combine(solution, -penalty, track.newton, solution, numbers)
-        if dimension < features:
-            outside_system(count, work)
-            sought += inner_product(outside, outside, count * padded(features))
-            substitute_rows(work.small, count, work.inverse, outside, padded(features))
-            found += inner_product(outside, outside, count * padded(features))
-            for i in range(count):
-                for d in range(0, padded(features), WIDTH):
-                    store(parked, i, d, load(outside, i, d))
-            for _ in range(2):
-                substitute_rows(work.small, count, work.inverse, parked, padded(features))
-            corrected += inner_product(parked, parked, count * padded(features))
-            for i in range(count):
-                for d in range(0, padded(features), WIDTH):
-                    store(outside, i, d, fma(splat(-penalty), load(parked, i, d), load(outside, i, d)))
-        if not penalty * math.sqrt(corrected) <= NEGLIGIBLE * math.sqrt(found):
-            continue
-        residual[graph] = math.sqrt(missed / sought) if sought > 0.0 else 0.0
-        ok[graph] = True
-
-        tangent = work.double
-        scale_direction(here.points, solution, count, dimension, epsilon, tangent.scaled)
-        respond(coordinates, length, hull, dimension, count, tangent, tangent.conditional, work)
-        self_plan_response(dimension, here.points, count, solution, epsilon, work)
-        # Rows and columns of dP and dQ sum to zero, so only the inner products in the costs count.
-        for j in range(0, length, WIDTH):
-            mass = load(node_masses, 0, j)
-            for i in range(count):
-                store(work.gibbs, i, j, multiply(mass, load(tangent.change, i, j)))
-        row_products(work.gibbs, count, coordinates, 1, hull, length, track.velocity, False)
-        slope = 0.0
-        for i in range(count):
-            for e in range(hull):
-                slope -= 2.0 * here.points[i, e] * track.velocity[i, e]
-            for k in range(count):
-                for e in range(dimension):
-                    slope += work.self_change[i, k] * here.points[i, e] * here.points[k, e]
-        grad_epsilon[graph] = slope / epsilon
-
-        # W and X with all features: ``outside`` and ``parked``.
-        for i in range(count):
-            for d in range(0, padded(features), WIDTH):
-                value = load(outside, i, d)
-                for e in range(dimension):
-                    value = fma(splat(solution[i, e]), load(basis, e, d), value)
-                store(outside, i, d, multiply(splat(2.0), value))
-            for d in range(padded(features)):
-                parked[i, d] = 2.0 * points[graph, i, d] if d < features else 0.0
-        for node in range(first, last):
-            atom = atom_of[node - first]
-            grad_masses[node] = -epsilon * tangent.dual[0, atom]
-            for d in range(0, padded(features), WIDTH):
-                value = splat(0.0)
-                for i in range(count):
-                    value = fma(splat(work.conditional[i, atom]), load(outside, i, d), value)
-                    value = fma(splat(tangent.change[i, atom]), load(parked, i, d), value)
-                store(row, 0, d, multiply(splat(masses[node]), value))
-            for d in range(features):
-                grad_nodes[node, d] = row[0, d]

@@ -7,44 +7,96 @@ at most M of them, in which the nodes are zero.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 
 from flowpool.core.constants import LEADING, MOST_LEADING
-from flowpool.kernels.machine.jit import kernel, shared
+from flowpool.kernels.machine.jit import CHECKED, allocating, kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.rows import stay_apart
-from flowpool.kernels.scratch import (
-    CLOUD,
-    CLOUD_FIRST,
-    PLACES,
-    open_cloud,
-    place_track,
-    place_work,
-    reserve,
-    single_width,
-    to_single,
+from flowpool.kernels.memory import (
+    arrange_graph,
+    arrange_span,
+    open_graph,
+    open_span,
+    set_graph_sizes,
+    set_span_sizes,
 )
-
-WIDEST = 512  # largest M K for which the Hessian of the K leading coordinates is formed where it is singular
-
-_NUMBERS = CLOUD_FIRST + CLOUD.fields["length"][0]  # place of the first number of a cloud
 
 # Distance from the hull so far, relative to the size of the points, that is no further direction.
 START_TOLERANCE = 1e-13
 END_TOLERANCE = 1e-9
 
 
-@shared
-def room(count, hull):  # type: ignore[no-untyped-def]
-    """Coordinates of which the Hessian can be formed: all, where that is affordable."""
-    return hull if count * hull <= WIDEST else min(hull, max(1, MOST_LEADING // count))
+@allocating
+def unfold(  # type: ignore[no-untyped-def]
+    nodes, members, merged, atoms, starts, which, point_masses, epsilon, resolution, tolerance, sizes, span_places, places,
+    first, second,
+):  # fmt: skip
+    """Buffers for one graph, with its nodes and points in coordinates: those of ``SPAN`` and of ``GRAPH``.
+
+    The buffers given are used again if they are long enough. The points are at ``there``.
+
+    Args:
+        nodes: of all graphs, in their frames, ``(N, D)``.
+        members, merged, atoms: as :func:`merge_nodes` gives them.
+        starts: points of all graphs, ``(B, M, D)``, of which those of graph ``which`` are taken.
+        resolution: distance from the hull, relative to the farthest node with mass, that counts as nothing.
+        tolerance: the same for the points.
+    """
+    count, features = starts.shape[1], starts.shape[2]
+    set_span_sizes(sizes, count, atoms, features)
+    numbers = arrange_span(sizes, span_places)
+    if numbers > len(first):
+        first = np.empty(numbers)
+    if CHECKED:
+        first[:] = math.nan  # so that what is read before it was written shows
+    span = open_span(first, span_places)
+    hull = rotate_nodes(nodes, features, members, merged, atoms, resolution, span)
+    dimension = rotate_points(starts, which, count, features, hull, tolerance, span.basis, span.parked, span.outside)
+    length = padded(atoms)
+    lead = leading(span.turned, merged, atoms, hull, count, epsilon)
+    set_graph_sizes(sizes, count, length, hull, dimension, lead)
+    numbers = arrange_graph(sizes, places)
+    if numbers > len(second):
+        second = np.empty(numbers)
+    if CHECKED:
+        second[:] = math.nan
+    fill_graph(open_graph(second, places), span, merged, atoms, point_masses)
+    return first, second
 
 
 @kernel
-def leading(coordinates, masses, length, hull, count, epsilon):  # type: ignore[no-untyped-def]
+def fill_graph(graph, span, merged, atoms, point_masses):  # type: ignore[no-untyped-def]
+    """Fills what does not change while a graph is solved, and the points at ``there``."""
+    stay_apart()
+    count, length, dimension = graph.count, graph.length, graph.dimension
+    for i in range(padded(count)):
+        graph.point_masses[0, i] = point_masses[i] if i < count else 0.0
+    for j in range(length):
+        graph.masses[0, j] = merged[j] if j < atoms else 0.0
+    for e in range(1 + graph.hull):
+        for j in range(length):
+            graph.nodes[e, j] = span.turned[e, j]
+        to_single(graph.nodes, e, length, graph.single_nodes)
+    fill_moment_columns(graph.nodes, length, graph.hull, graph.lead)
+    for i in range(count):
+        for e in range(padded(dimension)):
+            graph.there.points[i, e] = span.parked[i, e] if e < dimension else 0.0
+
+
+@kernel
+def to_single(source, row, length, target):  # type: ignore[no-untyped-def]
+    """Copies a row as float32 numbers, with zeros up to a multiple of sixteen."""
+    for j in range(length):
+        target[row, j] = source[row, j]
+    for j in range(length, 2 * padded((length + 1) // 2)):
+        target[row, j] = 0.0
+
+
+@kernel
+def leading(turned, masses, atoms, hull, count, epsilon):  # type: ignore[no-untyped-def]
     """K, the coordinates of which the Hessian is formed: all if it is small, else those that hold nearly all the variance."""
     stay_apart()
     most = max(1, MOST_LEADING // count)
@@ -52,76 +104,11 @@ def leading(coordinates, masses, length, hull, count, epsilon):  # type: ignore[
         return hull
     left = 0.0
     for e in range(hull, 0, -1):
-        variance = splat(0.0)
-        for j in range(0, length, WIDTH):
-            value = load(coordinates, e, j)
-            variance = fma(multiply(load(masses, 0, j), value), value, variance)
-        left += total(variance)
+        for j in range(atoms):
+            left += masses[j] * turned[e, j] * turned[e, j]
         if left > LEADING * epsilon:
             return min(e, most)
     return 1
-
-
-@shared
-def place_cloud(places, used, count, features, length, hull, dimension):  # type: ignore[no-untyped-def]
-    """Numbers used by the arrays of ``CLOUD``."""
-    widest = room(count, hull)
-    columns = 1 + hull + widest * (widest + 1) // 2
-    used = reserve(places, CLOUD_FIRST, 1, used, 1, count)
-    used = reserve(places, CLOUD_FIRST + 1, 1, used, 1, length)
-    used = reserve(places, CLOUD_FIRST + 2, 1, used, columns, length)
-    used = reserve(places, CLOUD_FIRST + 3, 1, used, 1 + hull, (length + 1) // 2)
-    used = reserve(places, CLOUD_FIRST + 4, 1, used, dimension + 1, features)
-    used = reserve(places, CLOUD_FIRST + 5, 2, used, count, features)
-    used = reserve(places, CLOUD_FIRST + 7, 1, used, 1, max(length, features))
-    return reserve(places, CLOUD_FIRST + 8, 1, used, features, length)
-
-
-@lru_cache(maxsize=4096)
-def scratch_size(count: int, features: int, most: int) -> int:
-    """Numbers that a thread needs for graphs of up to ``most`` nodes."""
-    # A smaller graph may need more than the largest, because there is room for its whole Hessian.
-    smaller = min(most, max(1, WIDEST // count))
-    return max(_numbers(count, features, most), _numbers(count, features, smaller))
-
-
-def _numbers(count: int, features: int, atoms: int) -> int:
-    places = np.empty((PLACES, 2), np.int64)
-    hull = min(features, atoms)
-    dimension = min(features, hull + count)
-    used = place_cloud(places, 0, count, features, padded(atoms), hull, dimension)
-    used = place_track(places, used, count, dimension)
-    used = place_work(places, used, count, padded(atoms), dimension, room(count, hull))
-    return int(used)
-
-
-@kernel
-def make_cloud(nodes, features, members, merged, atoms, given_masses, epsilon, resolution, buffer, places):  # type: ignore[no-untyped-def]
-    """The cloud of some atoms, and how many numbers of the buffer are used.
-
-    Args:
-        resolution: distance from the hull, relative to the farthest node, that counts as nothing.
-    """
-    stay_apart()
-    count = len(given_masses)
-    length = padded(atoms)
-    reach = min(features, atoms)
-    used = place_cloud(places, 0, count, features, length, reach, min(features, reach + count))
-    cloud = open_cloud(buffer, places)
-    for i in range(count):
-        cloud.point_masses[0, i] = given_masses[i]
-    for j in range(length):
-        cloud.masses[0, j] = merged[j] if j < atoms else 0.0
-    coordinates = cloud.coordinates
-    hull = rotate_nodes(nodes, features, members, atoms, resolution, cloud.basis, cloud.rest, coordinates, cloud.row)
-    for e in range(1 + hull):
-        to_single(coordinates, e, length, cloud.singles)
-    lead = leading(coordinates, cloud.masses, length, hull, count, epsilon)
-    fill_moment_columns(coordinates, length, hull, lead)
-    numbers = (length, single_width(length), hull, lead, room(count, hull))
-    for k in range(len(numbers)):
-        places[_NUMBERS + k, 0] = numbers[k]
-    return cloud, used
 
 
 @kernel
@@ -134,6 +121,15 @@ def fill_moment_columns(nodes, length, hull, lead):  # type: ignore[no-untyped-d
             for j in range(0, length, WIDTH):
                 store(nodes, row, j, multiply(load(nodes, 1 + e, j), load(nodes, 1 + c, j)))
             row += 1
+
+
+@allocating
+def slots(most):  # type: ignore[no-untyped-def]
+    """An empty hash table for :func:`merge_nodes` of up to ``most`` nodes."""
+    size = 1
+    while size < 2 * most:
+        size *= 2
+    return np.full(size, -1)
 
 
 @kernel
@@ -219,36 +215,35 @@ def remove(rows, i, basis, p, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def rotate_nodes(nodes, features, members, count, tolerance, basis, rest, coordinates, work_row):  # type: ignore[no-untyped-def]
-    """Dimension of the hull of the nodes; fills its basis, ``(R, D)``, and the coordinates, rows 1 .. R of ``(1 + R, N)``.
+def rotate_nodes(nodes, features, members, masses, count, tolerance, span):  # type: ignore[no-untyped-def]
+    """Dimension of the hull of the nodes that have mass; fills its basis, ``(R, D)``, and ``span.turned``, ``(1 + R, N)``.
 
-    Gram-Schmidt on the nodes, the farthest from the hull so far first. ``rest``, ``(D, N)``, is what is left of them.
+    Gram-Schmidt on the nodes, the farthest from the hull so far first. A node without mass has no say in it; of it the
+    coordinates along the hull are kept.
     """
     stay_apart()
+    basis, rest, turned, squares = span.basis, span.rest, span.turned, span.row
     length = padded(count)
-    for j in range(count):
-        for d in range(features):
-            rest[d, j] = nodes[members[j], d]
     for d in range(features):
-        for j in range(count, length):
-            rest[d, j] = 0.0
+        for j in range(length):
+            rest[d, j] = nodes[members[j], d] if j < count else 0.0
     for j in range(0, length, WIDTH):
         square = splat(0.0)
         for d in range(features):
             value = load(rest, d, j)
             square = fma(value, value, square)
-        store(work_row, 0, j, square)
-        store(coordinates, 0, j, splat(1.0))
+        store(squares, 0, j, square)
+        store(turned, 0, j, splat(1.0))
     largest = 0.0
     found = 0
     while found < min(features, count):
-        farthest = 0
+        farthest = -1
         for j in range(count):
-            if work_row[0, j] > work_row[0, farthest]:
+            if masses[j] > 0.0 and (farthest < 0 or squares[0, j] > squares[0, farthest]):
                 farthest = j
         if found == 0:
-            largest = work_row[0, farthest]
-        if not work_row[0, farthest] > tolerance * tolerance * largest:
+            largest = squares[0, farthest]
+        if not squares[0, farthest] > tolerance * tolerance * largest:
             break
         for d in range(features):
             basis[found, d] = rest[d, farthest]
@@ -258,13 +253,13 @@ def rotate_nodes(nodes, features, members, count, tolerance, basis, rest, coordi
             inner = splat(0.0)
             for d in range(features):
                 inner = fma(splat(basis[found, d]), load(rest, d, j), inner)
-            store(coordinates, 1 + found, j, inner)
+            store(turned, 1 + found, j, inner)
             square = splat(0.0)
             for d in range(features):
                 value = fma(splat(-basis[found, d]), inner, load(rest, d, j))
                 store(rest, d, j, value)
                 square = fma(value, value, square)
-            store(work_row, 0, j, square)
+            store(squares, 0, j, square)
         found += 1
     return found
 

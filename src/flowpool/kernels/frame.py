@@ -17,7 +17,7 @@ from flowpool.status import Status
 POINTLESS = 1e-13  # spread of a cloud, relative to its largest entry, below which it is one point
 
 OK, NOTHING, NONFINITE_INPUT = Status.OK.value, Status.EMPTY.value, Status.NONFINITE_INPUT.value
-MAX_STEPS, SINGULAR, NONFINITE = Status.MAX_STEPS.value, Status.SINGULAR.value, Status.NONFINITE.value
+SINGULAR, NONFINITE = Status.SINGULAR.value, Status.NONFINITE.value
 
 # What a graph is.
 CLOUD, SINGLE, EMPTY, BROKEN = 0, 1, 2, 3
@@ -108,13 +108,15 @@ def find_frames(nodes, masses, ptr, weights, mean, scale, share, radius, unit, k
         kind[graph] = EMPTY
         if first == last:
             continue
-        largest, finite = 0.0, True
+        largest, finite, heavy = 0.0, True, 0
         for node in range(first, last):
+            heavy += masses[node] > 0.0
             for d in range(features):
                 value = np.float64(nodes[node, d])
                 finite = finite and math.isfinite(value)
                 mean[graph, d] += masses[node] * value
-                largest = max(largest, abs(value))
+                if masses[node] > 0.0:
+                    largest = max(largest, abs(value))
         if not finite:
             for d in range(features):
                 mean[graph, d] = 0.0
@@ -123,25 +125,27 @@ def find_frames(nodes, masses, ptr, weights, mean, scale, share, radius, unit, k
         # Squares of the features themselves could overflow.
         spread, weighted_spread = 0.0, 0.0
         for node in range(first, last):
-            for d in range(features):
-                apart = abs(nodes[node, d] - mean[graph, d])
-                spread = max(spread, apart)
-                weighted_spread = max(weighted_spread, apart * weights[d])
+            if masses[node] > 0.0:
+                for d in range(features):
+                    apart = abs(nodes[node, d] - mean[graph, d])
+                    spread = max(spread, apart)
+                    weighted_spread = max(weighted_spread, apart * weights[d])
         radius[graph] = spread if spread > 0.0 else 1.0
         unit[graph] = weighted_spread if weighted_spread > 0.0 else 1.0
         variance = 0.0
         for node in range(first, last):
-            for d in range(features):
-                apart = nodes[node, d] - mean[graph, d]
-                part = apart / radius[graph]
-                variance += masses[node] * (part * part)
-                part = apart * weights[d] / unit[graph]
-                share[graph, d] += masses[node] * (part * part)
+            if masses[node] > 0.0:  # the square of another could overflow
+                for d in range(features):
+                    apart = nodes[node, d] - mean[graph, d]
+                    part = apart / radius[graph]
+                    variance += masses[node] * (part * part)
+                    part = apart * weights[d] / unit[graph]
+                    share[graph, d] += masses[node] * (part * part)
         weighted_variance = 0.0
         for d in range(features):
             weighted_variance += share[graph, d]
         kind[graph] = SINGLE
-        if last - first > 1 and spread > POINTLESS * largest and variance > 0.0 and weighted_variance > 0.0:
+        if heavy > 1 and spread > POINTLESS * largest and variance > 0.0 and weighted_variance > 0.0:
             kind[graph] = CLOUD
             radius[graph] *= math.sqrt(variance)
             unit[graph] *= math.sqrt(weighted_variance)
@@ -174,7 +178,7 @@ def place_start(reference, relative, mean, scale, radius, unit, given_epsilon, s
 
 
 @entry
-def place_points(points, mean, scale, kind, singular, tolerance, residual, status, placed):  # type: ignore[no-untyped-def]
+def place_points(points, mean, scale, kind, singular, residual, status, placed):  # type: ignore[no-untyped-def]
     """Fills X* outside the frames, in the precision of the caller, with the status and the residual of each graph.
 
     A graph that is one point is pooled to copies of it, an empty one to zeros: both sit at their frame's origin.
@@ -200,10 +204,8 @@ def place_points(points, mean, scale, kind, singular, tolerance, residual, statu
             status[graph] = NONFINITE
         elif kind[graph] == EMPTY:
             status[graph] = NOTHING
-        elif not residual[graph] <= tolerance:
-            status[graph] = MAX_STEPS
-        else:
-            status[graph] = SINGULAR if singular[graph] else OK
+        elif status[graph] == OK and singular[graph]:
+            status[graph] = SINGULAR
 
 
 @shared
@@ -248,13 +250,15 @@ def frame_response(  # type: ignore[no-untyped-def]
 @entry
 def leave_frames(  # type: ignore[no-untyped-def]
     framed, masses, ptr, order, graphs, kind, scale, unit, share, weights, points, cotangent, epsilon, relative,
-    grad_nodes, grad_masses, grad_epsilon, scratch, to_nodes, to_masses, to_weights,
+    grad_nodes, grad_masses, grad_epsilon, begun_total, begun_moment, scratch, to_nodes, to_masses, to_weights,
 ):  # fmt: skip
     """Fills gradients of some graphs from those in their frames.
 
     Args:
         framed: the ordered nodes in their frames, ``(N, D)``.
         grad_nodes, grad_masses, grad_epsilon: in the frames, ``(N, D)``, ``(N,)`` and ``(B,)``.
+        begun_total, begun_moment: sums of the gradient g in the start s, and of ``s g``, ``(B, D)``: an absolute start
+            depends on the frame as the nodes do.
         scratch: ``(5, D)``.
         to_nodes: ``(N, D)``, in the order in which the nodes were given.
         to_masses: of the ordered nodes, ``(N,)``.
@@ -264,7 +268,7 @@ def leave_frames(  # type: ignore[no-untyped-def]
     total, moment, shift, stretch, tilt = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     for graph in graphs:
         for d in range(features):
-            total[d] = moment[d] = 0.0
+            total[d], moment[d] = begun_total[graph, d], begun_moment[graph, d]
         for node in range(ptr[graph], ptr[graph + 1]):
             for d in range(features):
                 total[d] += grad_nodes[node, d]

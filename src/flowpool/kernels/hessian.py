@@ -7,21 +7,14 @@ pair (i, l) and in the pair of coordinates.
 
 from __future__ import annotations
 
-from flowpool.kernels.flow import SLIDING
+import math
+
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, add, fma, load, multiply, splat, store, subtract
-from flowpool.kernels.machine.linear import (
-    add_outer,
-    factorise,
-    padded,
-    reduce_rows,
-    row_products,
-    smallest_pivot,
-    substitute,
-)
+from flowpool.kernels.machine.linear import add_outer, factorise, padded, reduce_rows, row_products, substitute
 from flowpool.kernels.machine.rows import from_column, stay_apart
+from flowpool.kernels.memory import BLOCK
 from flowpool.kernels.response import factorise_responses
-from flowpool.kernels.scratch import BLOCK
 
 
 @kernel
@@ -37,27 +30,32 @@ def pair_weights(count, length, conditional, plan, weights):  # type: ignore[no-
 
 
 @kernel
-def assemble(count, dimension, points, pulled, point_masses, epsilon, work):  # type: ignore[no-untyped-def]
-    """Fills the upper triangle of ``work.hessian``, ``(M K, M K)``, with the point's index changing slowest.
+def assemble(graph, epsilon):  # type: ignore[no-untyped-def]
+    """Fills the upper triangle of ``graph.hessian``, ``(M K, M K)``, with the point's index changing slowest.
 
-    Args:
-        dimension: K.
-        points: ``(M, K)``, zero beyond K up to the padding.
-        pulled: P Y, the same.
-
-    ``work`` holds the moments, ``(M (M + 1) / 2, 1 + K + K (K + 1) / 2)``, and both plans.
+    ``graph`` holds the moments, ``(M (M + 1) / 2, 1 + K + K (K + 1) / 2)``, and the kept plan of the points with themselves.
 
     Returns:
         Whether the two small systems that make the plans follow the points could be factorised.
     """
     stay_apart()
+    count, dimension = graph.count, graph.lead
     end = padded(dimension)
+    points, pulled = graph.lead_points, graph.lead_pulled  # (M, K), zero beyond K up to the padding
+    pair = 0
+    for i in range(count):
+        for k in range(i, count):
+            graph.overlap[i, k] = graph.moments[pair, 0]
+            pair += 1
+        for e in range(end):
+            points[i, e] = graph.here.points[i, e] if e < dimension else 0.0
+            pulled[i, e] = graph.here.pulled[i, e] if e < dimension else 0.0
     size = count * dimension
     width = padded(size)
     strength = 4.0 / epsilon
-    hessian, follow, own_block = work.hessian, work.follow, work.own_block
-    moments, mean, second, unit = work.moments, work.mean, work.second, work.unit
-    lever, apart = work.lever, work.apart
+    hessian, follow, own_block = graph.hessian, graph.follow, graph.own_block
+    moments, mean, second, unit = graph.moments, graph.mean, graph.second, graph.unit
+    lever, apart = graph.lever, graph.apart
     for row in range(size):
         for c in range(0, end, WIDTH):
             store(own_block, row, c, splat(0.0))
@@ -77,7 +75,7 @@ def assemble(count, dimension, points, pulled, point_masses, epsilon, work):  # 
     pair = 0
     for i in range(count):
         for k in range(i, count):
-            mass, coupling = moments[pair, 0], work.self_plan[i, k]
+            mass, coupling = moments[pair, 0], graph.kept_self_plan[i, k]
             for e in range(dimension):
                 mean[0, e] = moments[pair, 1 + e]
             column = 1 + dimension
@@ -128,7 +126,7 @@ def assemble(count, dimension, points, pulled, point_masses, epsilon, work):  # 
     for i in range(count):
         for e in range(dimension):
             row = i * dimension + e
-            drift = work.rows[0, i] * points[i, e] - pulled[i, e]
+            drift = graph.here.rows[0, i] * points[i, e] - pulled[i, e]
             follow[count + i, row] += drift
             by_drift = splat(-strength * drift)
             by_point = splat(strength * points[i, e])
@@ -138,96 +136,71 @@ def assemble(count, dimension, points, pulled, point_masses, epsilon, work):  # 
                 place = i * dimension + c
                 store(hessian, row, place, add(own, load(hessian, row, place)))
 
-    if not factorise_responses(count, point_masses, work):
+    if not factorise_responses(graph):
         return False
-    reduce_rows(work.self_response, count, work.self_response_inverse, follow, 0, width)
-    reduce_rows(work.response, count, work.response_inverse, follow, count, width)
+    reduce_rows(graph.self_response, count, graph.self_response_inverse, follow, 0, width)
+    reduce_rows(graph.response, count, graph.response_inverse, follow, count, width)
     for m in range(count):
-        turn = splat(-strength / work.self_response_inverse[0, m])
-        push = splat(strength / work.response_inverse[0, m])
+        turn = splat(-strength / graph.self_response_inverse[0, m])
+        push = splat(strength / graph.response_inverse[0, m])
         for j in range(0, width, WIDTH):
-            store(work.weighted_follow, m, j, multiply(turn, load(follow, m, j)))
-            store(work.weighted_follow, count + m, j, multiply(push, load(follow, count + m, j)))
-    add_outer(follow, 2 * count, work.weighted_follow, size, hessian)
+            store(graph.weighted_follow, m, j, multiply(turn, load(follow, m, j)))
+            store(graph.weighted_follow, count + m, j, multiply(push, load(follow, count + m, j)))
+    add_outer(follow, 2 * count, graph.weighted_follow, size, hessian)
     return True
 
 
 @kernel
-def leading_hessian(  # type: ignore[no-untyped-def]
-    nodes, length, hull, lead, points, count, pulled, point_masses, epsilon, work
-):
-    """Fills the upper triangle of ``work.hessian`` for the first ``lead`` coordinates; whether that was possible.
+def form_hessian(graph, epsilon):  # type: ignore[no-untyped-def]
+    """Fills the upper triangle of ``graph.hessian`` at ``here`` for the leading coordinates; NaN where that is not possible.
 
     The plans are the kept ones. The moments are summed over blocks of nodes.
     """
     stay_apart()
-    pairs, products = count * (count + 1) // 2, lead * (lead + 1) // 2
+    count, length, hull, lead = graph.count, graph.length, graph.hull, graph.lead
+    num_pairs, products = count * (count + 1) // 2, lead * (lead + 1) // 2
     for start in range(0, length, BLOCK):
         width = min(BLOCK, length - start)
-        block = from_column(nodes, start)
+        block = from_column(graph.nodes, start)
         pair_weights(
-            count, width, from_column(work.double.conditional, start), from_column(work.double.plan, start), work.pairs
+            count,
+            width,
+            from_column(graph.double.conditional, start),
+            from_column(graph.double.plan, start),
+            graph.pairs,
         )
-        moments = work.moments if start == 0 else work.block_moments
-        row_products(work.pairs, pairs, block, 0, 1 + lead, width, moments, False)
-        row_products(work.pairs, pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead), False)
+        moments = graph.moments if start == 0 else graph.block_moments
+        row_products(graph.pairs, num_pairs, block, 0, 1 + lead, width, moments, False)
+        row_products(graph.pairs, num_pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead), False)
         if start > 0:
-            for pair in range(pairs):
+            for pair in range(num_pairs):
                 for c in range(0, padded(1 + lead + products), WIDTH):
-                    store(work.moments, pair, c, add(load(work.moments, pair, c), load(moments, pair, c)))
-    pair = 0
-    for i in range(count):
-        for k in range(i, count):
-            work.overlap[i, k] = work.moments[pair, 0]
-            pair += 1
-        for e in range(padded(lead)):
-            work.lead_points[i, e] = points[i, e] if e < lead else 0.0
-            work.lead_pulled[i, e] = pulled[i, e] if e < lead else 0.0
-    return assemble(count, lead, work.lead_points, work.lead_pulled, point_masses, epsilon, work)
+                    store(graph.moments, pair, c, add(load(graph.moments, pair, c), load(moments, pair, c)))
+    if not assemble(graph, epsilon):
+        graph.hessian[0, 0] = math.nan
 
 
 @kernel
-def shifted_factor(count, dimension, point_masses, shift, matrix, factor, pivots):  # type: ignore[no-untyped-def]
-    """Whether ``H + shift diag(2 a)`` is positive definite; ``factor`` is then its factor."""
+def shifted_factor(graph, shift, factor, pivots):  # type: ignore[no-untyped-def]
+    """Whether ``H + shift diag(2 a)`` is positive definite in the leading coordinates; ``factor`` is then its factor."""
     stay_apart()
-    size = count * dimension
+    size = graph.count * graph.lead
     for row in range(size):
         for j in range(row // WIDTH * WIDTH, padded(size), WIDTH):
-            store(factor, row, j, load(matrix, row, j))
-        factor[row, row] += shift * 2.0 * point_masses[0, row // dimension]
+            store(factor, row, j, load(graph.hessian, row, j))
+        factor[row, row] += shift * 2.0 * graph.point_masses[0, row // graph.lead]
     return factorise(factor, size, pivots)
 
 
 @kernel
-def solve_factored(count, dimension, factor, pivots, right, solution, work):  # type: ignore[no-untyped-def]
-    """Fills the first ``dimension`` columns of ``solution`` from those of ``right``."""
+def solve_factored(graph, factor, pivots, right, solution):  # type: ignore[no-untyped-def]
+    """Fills the leading columns of ``solution`` from those of ``right``."""
     stay_apart()
+    count, lead = graph.count, graph.lead
     for i in range(count):
-        for e in range(dimension):
-            work.flat_right[0, i * dimension + e] = right[i, e]
-    substitute(factor, count * dimension, pivots, work.flat_right, work.flat_solution, 0)
+        for e in range(lead):
+            graph.flat_right[0, i * lead + e] = right[i, e]
+    substitute(factor, count * lead, pivots, graph.flat_right, graph.flat_solution, 0)
     for i in range(count):
-        for e in range(dimension):
-            solution[i, e] = work.flat_solution[0, i * dimension + e]
-
-
-@kernel
-def prepare_factor(clock, count, dimension, point_masses, work):  # type: ignore[no-untyped-def]
-    """The factor for the system that the flow asks for; it is made anew only when the shift is another."""
-    stay_apart()
-    if clock.purpose == SLIDING:
-        if clock.shift != clock.sliding:
-            clock.sliding = clock.shift
-            clock.can_slide = shifted_factor(
-                count, dimension, point_masses, clock.shift, work.hessian, work.factor, work.pivots
-            )
-        clock.definite = clock.can_slide
-        return work.factor, work.pivots
-    if clock.shift != clock.jumping:
-        clock.jumping = clock.shift
-        clock.can_jump = shifted_factor(
-            count, dimension, point_masses, clock.shift, work.hessian, work.newton_factor, work.newton_pivots
-        )
-    clock.definite = clock.can_jump
-    clock.flattest = smallest_pivot(work.newton_pivots, count * dimension) * count / 2.0 if clock.definite else 0.0
-    return work.newton_factor, work.newton_pivots
+        for e in range(lead):
+            solution[i, e] = graph.flat_solution[0, i * lead + e]

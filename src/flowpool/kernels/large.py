@@ -4,250 +4,267 @@ The nodes are read in blocks straight from an array of any precision, and only t
 exists, and none of the nodes in double precision. A pass over all blocks gives what one Newton iteration of the inner
 problem needs, or the moments that make up the Hessian. Passes are spread over threads: each
 takes the next chunk of blocks, and the sums of the chunks are added in their order, so that the bits do not depend on
-the number of threads. What happens between passes is small, and decided by :func:`flowpool.kernels.flow.advance`.
+the number of threads. What happens between passes is small, and decided by the law of the flow as for any other graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowpool.core.hessian import NULL
-from flowpool.kernels.adjoint import NEGLIGIBLE
+from flowpool.core.constants import DAMPING, FLAT, LOOSE, MAX_ITERATIONS, RIDGE, ROUNDING, SINGULAR, STAGE
+from flowpool.core.law import CLOCK, CURVE, FINISHED, advance, begin
 from flowpool.kernels.cloud import fill_moment_columns
-from flowpool.kernels.divergence import self_pull
-from flowpool.kernels.flow import CLOCK, CURVE, EVALUATE, SOLVE, advance
-from flowpool.kernels.hessian import assemble, pair_weights, prepare_factor, solve_factored
-from flowpool.kernels.machine.jit import announce, entry
-from flowpool.kernels.machine.lanes import WIDTH, multiply, store
-from flowpool.kernels.machine.lanes import load as load_lanes
+from flowpool.kernels.divergence import fill_gradient
+from flowpool.kernels.flow import conclude, depart, has_equal_masses, move_to, needs_evaluation
+from flowpool.kernels.hessian import assemble, pair_weights
+from flowpool.kernels.machine.jit import entry, kernel
+from flowpool.kernels.machine.lanes import WIDTH, load, multiply, store
 from flowpool.kernels.machine.linear import padded, row_products
-from flowpool.kernels.machine.rows import draw, part, rows_of, stay_apart
+from flowpool.kernels.machine.memory import views
+from flowpool.kernels.machine.rows import draw, rows_of, stay_apart
 from flowpool.kernels.machine.threads import run
+from flowpool.kernels.memory import BLOCK, GRAPH, GRAPH_PLACES, SIZES, arrange_graph, open_graph, set_graph_sizes
 from flowpool.kernels.response import cost_changes, plan_changes, scale_direction
-from flowpool.kernels.scratch import (
-    PLACES,
-    TRACK,
-    TRACK_FIRST,
-    WORK,
-    WORK_FIRST,
-    open_track,
-    open_work,
-    place_track,
-    place_work,
-    reserve,
-)
 from flowpool.kernels.self_sinkhorn import solve_self_transport
-from flowpool.kernels.sinkhorn import HOPELESS, LOOSE, MAX_ITERATIONS, NOISE, ROUNDING, STAGE, gibbs, marginals
+from flowpool.kernels.sinkhorn import HOPELESS, STALLED, gibbs, marginals, propose, scale_rows
 
 Array = NDArray[np.float64]
 
-_BLOCK = 256  # nodes; a block with its moments stays in the second-level cache
-_CHUNK = 32  # blocks that a thread takes at once
-
-_TINY = 1e-4  # relative size up to which the first order of the correction by the ridge is all of it
+CHUNK = 64  # blocks that a thread takes at once
 
 # What a pass collects.
-_INNER, _MOMENTS, _RESPONSE, _CHANGE, _GRADIENTS = 0, 1, 2, 3, 4
+_SUMS, _MOMENTS, _RESPONSE, _CHANGE, _GRADIENTS = 0, 1, 2, 3, 4
 
 
-@lru_cache
-def _block_places(count: int, features: int) -> tuple[NDArray[np.int64], int]:
-    """Where the arrays of one block are in the memory of a thread, and how many numbers that needs."""
-    places = np.empty((PLACES, 2), np.int64)
-    pairs, columns = count * (count + 1) // 2, 1 + features + features * (features + 1) // 2
-    used = reserve(places, 0, 1, 0, columns, _BLOCK)
-    used = reserve(places, 1, 4, used, 1, _BLOCK)
-    used = reserve(places, 5, 4, used, count, _BLOCK)
-    used = reserve(places, 9, 1, used, pairs, _BLOCK)
-    used = reserve(places, 10, 1, used, pairs, columns)
-    used = reserve(places, 11, 1, used, count, count)
-    used = reserve(places, 12, 1, used, count, features)
-    used = reserve(places, 13, 3, used, 1, max(count, features))
-    return places, int(reserve(places, 16, 1, used, count, features + 1))
+class _Memory(NamedTuple):
+    """Arrays of :data:`~flowpool.kernels.memory.GRAPH`: of a block of nodes, or of the points alone."""
+
+    sizes: NDArray[np.int64]
+    places: NDArray[np.int64]
+    numbers: Array
+
+    def array(self, name: str) -> Array:
+        found: Array = views(GRAPH, name, self.sizes, self.numbers, self.places)
+        return found
 
 
-@lru_cache
-def _flow_places(count: int, features: int) -> tuple[NDArray[np.int64], int]:
-    """Where track and scratch of the flow are in the memory of :func:`go_on`, and how many numbers that needs."""
-    places = np.empty((PLACES, 2), np.int64)
-    used = place_track(places, 0, count, features)
-    return places, place_work(places, used, count, WIDTH, features, features) + padded(count)
+@lru_cache(maxsize=64)
+def _layout(count: int, features: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Sizes, places and numbers of the arrays of a graph with ``length`` nodes that span all features."""
+    sizes, places = np.zeros(SIZES, np.int64), np.empty(GRAPH_PLACES, np.int64)
+    set_graph_sizes(sizes, count, length, features, features, features)
+    return sizes, places, int(arrange_graph(sizes, places))
+
+
+def _memory(point_masses: Array, features: int, length: int) -> _Memory:
+    sizes, places, numbers = _layout(len(point_masses), features, length)
+    memory = _Memory(sizes, places, np.zeros(numbers))
+    memory.array("point_masses")[:] = point_masses
+    return memory
+
+
+@kernel
+def take_block(graph, nodes, mean, inverse, masses, place, size):  # type: ignore[no-untyped-def]
+    """Fills the nodes ``place .. place + size`` in their frame, and their masses, with zeros up to a whole block."""
+    stay_apart()
+    features = graph.hull
+    for j in range(graph.length):
+        inside = j < size
+        graph.nodes[0, j] = 1.0
+        graph.masses[0, j] = masses[place + j] if inside else 0.0
+        for d in range(features):
+            graph.nodes[1 + d, j] = (nodes[place + j, d] - mean[d]) * inverse[d] if inside else 0.0
+
+
+@kernel
+def add_sums(graph, size, partial, chunk):  # type: ignore[no-untyped-def]
+    """Adds ``P 1``, ``P A^T``, ``P Y`` and the sum over nodes of the logarithm in the objective."""
+    stay_apart()
+    count, features, length = graph.count, graph.hull, graph.length
+    plan, pulled = graph.double.plan, graph.there.pulled
+    row_products(plan, count, graph.double.conditional, 0, count, length, graph.overlap, False)
+    row_products(plan, count, graph.nodes, 1, features, length, pulled, False)
+    place = 0
+    for i in range(count):
+        partial[chunk, place] += graph.rows[0, i]
+        place += 1
+    for i in range(count):
+        for k in range(count):
+            partial[chunk, place] += graph.overlap[i, k]
+            place += 1
+    for i in range(count):
+        for d in range(features):
+            partial[chunk, place] += pulled[i, d]
+            place += 1
+    for j in range(size):
+        partial[chunk, place] += graph.masses[0, j] * (graph.old_sums[0, j] + math.log(graph.sums[0, j]))
+
+
+@kernel
+def add_moments(graph, partial, chunk):  # type: ignore[no-untyped-def]
+    """Adds the moments of the block."""
+    stay_apart()
+    count, lead, length = graph.count, graph.lead, graph.length
+    pairs, columns = count * (count + 1) // 2, 1 + lead + lead * (lead + 1) // 2
+    fill_moment_columns(graph.nodes, length, lead, lead)
+    pair_weights(count, length, graph.double.conditional, graph.double.plan, graph.pairs)
+    row_products(graph.pairs, pairs, graph.nodes, 0, columns, length, graph.moments, False)
+    for p in range(pairs):
+        for k in range(columns):
+            partial[chunk, p * columns + k] += graph.moments[p, k]
+
+
+@kernel
+def add_change(graph, partial, chunk):  # type: ignore[no-untyped-def]
+    """Adds ``dP Y``."""
+    stay_apart()
+    count, features, tangent, pulled = graph.count, graph.hull, graph.double, graph.there.pulled
+    for j in range(0, graph.length, WIDTH):
+        for i in range(count):
+            store(tangent.plan, i, j, multiply(load(graph.masses, 0, j), load(tangent.change, i, j)))
+    row_products(tangent.plan, count, graph.nodes, 1, features, graph.length, pulled, False)
+    for i in range(count):
+        for d in range(features):
+            partial[chunk, i * features + d] += pulled[i, d]
+
+
+@kernel
+def write_block(graph, place, size, inverse, epsilon, order, frame, grad_nodes, grad_masses):  # type: ignore[no-untyped-def]
+    """Writes gradients of the block's nodes and masses; ``frame`` holds shift, stretch, tilt and bend, ``(4, D)``."""
+    stay_apart()
+    count, features, tangent = graph.count, graph.hull, graph.double
+    for j in range(size):
+        to_mass = -epsilon * tangent.dual[0, j]
+        for d in range(features):
+            value = 0.0
+            for i in range(count):
+                value += tangent.conditional[i, j] * graph.solution[i, d]
+                value += tangent.change[i, j] * graph.here.points[i, d]
+            here = graph.nodes[1 + d, j]
+            value = 2.0 * value * inverse[d] + frame[0, d] + frame[1, d] * here
+            grad_nodes[order[place + j], d] = graph.masses[0, j] * value
+            to_mass += (frame[2, d] + frame[3, d] * here) * here
+        grad_masses[place + j] = to_mass
 
 
 @entry
 def sweep(  # type: ignore[no-untyped-def]
-    nodes, mean, inverse, masses, mode, scaled, points, direction, step, epsilon, counter, memory, places, partial,
-    order, shift, stretch, tilt, bend, grad_nodes, grad_masses,
+    mode, nodes, mean, inverse, masses, memory, places, points, potential, way, step, epsilon, counter, partial,
+    order, frame, grad_nodes, grad_masses,
 ):  # fmt: skip
     """One pass over the chunks of blocks that are drawn from the counter; row k of ``partial`` gets the sums of chunk k.
 
     Args:
+        mode: what to collect: ``P 1``, ``P A^T``, ``P Y`` and the objective; the moments; the right-hand side of the
+            response to ``way``; given the change of f in ``step``, ``dP Y``; or nothing, but write the gradients.
         nodes, masses: of the graph, ``(N, D)`` and ``(N,)``.
         mean, inverse: of its frame, ``(D,)``; a node x is ``(x - mean) inverse`` there.
-        mode: what to collect: ``P 1``, ``P A^T``, ``P Y`` and the objective; the moments; the right-hand side of the
-            response to ``direction``; given the change of f in ``step``, ``dP Y``; or nothing, but write the gradients.
-        scaled: as :func:`flowpool.kernels.sinkhorn.scale_rows` makes it.
-        order: row of ``grad_nodes`` that belongs to each node.
-        shift, stretch, tilt, bend: as :func:`flowpool.kernels.frame.frame_response` gives them.
+        memory, places: of this thread, for a block.
+        points, potential: X, ``(M, D)`` and f, ``(1, M)``.
+        order, frame, grad_nodes, grad_masses: as for :func:`write_block`.
     """
-    stay_apart()
-    count, features = points.shape[0], nodes.shape[1]
-    buffer = rows_of(memory)
-    coordinates = part(buffer, places[0, 0], places[0, 1])
-    weights = part(buffer, places[1, 0], places[1, 1])
-    tops = part(buffer, places[2, 0], places[2, 1])
-    sums = part(buffer, places[3, 0], places[3, 1])
-    dual = part(buffer, places[4, 0], places[4, 1])
-    kernel_rows = part(buffer, places[5, 0], places[5, 1])
-    conditional = part(buffer, places[6, 0], places[6, 1])
-    plan = part(buffer, places[7, 0], places[7, 1])
-    change = part(buffer, places[8, 0], places[8, 1])
-    pairs = part(buffer, places[9, 0], places[9, 1])
-    moments = part(buffer, places[10, 0], places[10, 1])
-    overlap = part(buffer, places[11, 0], places[11, 1])
-    pulled = part(buffer, places[12, 0], places[12, 1])
-    ones = part(buffer, places[13, 0], places[13, 1])
-    rows = part(buffer, places[14, 0], places[14, 1])
-    right = part(buffer, places[15, 0], places[15, 1])
-    scaled_rows, point_rows, way, found_step = rows_of(scaled), rows_of(points), rows_of(direction), rows_of(step)
-    scaled_way = part(buffer, places[16, 0], places[16, 1])
-    scale_direction(point_rows, way, count, features, epsilon, scaled_way)
+    graph = open_graph(memory, places)
+    count, features, tangent = graph.count, graph.hull, graph.double
     for i in range(count):
-        ones[0, i] = 1.0
-    number = nodes.shape[0]
-    num_pairs, columns = count * (count + 1) // 2, 1 + features + features * (features + 1) // 2
+        graph.scaling[0, i] = 1.0
+        for d in range(padded(features)):
+            graph.here.points[i, d] = points[i, d] if d < features else 0.0
+            graph.solution[i, d] = way[i, d] if d < features else 0.0
+    scale_rows(graph.here.points, features, count, rows_of(potential), epsilon, graph.scaled)
+    scale_direction(graph.here.points, graph.solution, count, features, epsilon, tangent.scaled)
+    number, span = nodes.shape[0], CHUNK * BLOCK
     while True:
         chunk = draw(counter)
-        if chunk >= partial.shape[0]:
+        if chunk < 0 or chunk >= partial.shape[0]:
             break
         partial[chunk, :] = 0.0
-        for begin in range(chunk * _CHUNK * _BLOCK, min((chunk + 1) * _CHUNK * _BLOCK, number), _BLOCK):
-            size = min(_BLOCK, number - begin)
-            length = padded(size)
-            for j in range(size):
-                coordinates[0, j] = 1.0
-                weights[0, j] = masses[begin + j]
-                for d in range(features):
-                    coordinates[1 + d, j] = (nodes[begin + j, d] - mean[d]) * inverse[d]
-            for j in range(size, length):
-                weights[0, j] = 0.0
-                for d in range(1 + features):
-                    coordinates[d, j] = 0.0
-            gibbs(coordinates, length, features, features, count, scaled_rows, kernel_rows, tops)
-            marginals(weights, length, count, kernel_rows, ones, sums, conditional, plan, rows)
-            if mode == _INNER:
-                row_products(plan, count, conditional, 0, count, length, overlap, False)
-                row_products(plan, count, coordinates, 1, features, length, pulled, False)
-                place = 0
-                for i in range(count):
-                    partial[chunk, place] += rows[0, i]
-                    place += 1
-                for i in range(count):
-                    for k in range(count):
-                        partial[chunk, place] += overlap[i, k]
-                        place += 1
-                for i in range(count):
-                    for d in range(features):
-                        partial[chunk, place] += pulled[i, d]
-                        place += 1
-                for j in range(size):
-                    partial[chunk, place] += weights[0, j] * (tops[0, j] + math.log(sums[0, j]))
+        for place in range(chunk * span, min((chunk + 1) * span, number), BLOCK):
+            size = min(BLOCK, number - place)
+            take_block(graph, nodes, mean, inverse, masses, place, size)
+            gibbs(graph.nodes, BLOCK, features, features, count, graph.scaled, graph.gibbs, graph.old_sums)
+            marginals(
+                graph.masses, BLOCK, count, graph.gibbs, graph.scaling, graph.sums, tangent.conditional, tangent.plan,
+                graph.rows,
+            )  # fmt: skip
+            if mode == _SUMS:
+                add_sums(graph, size, partial, chunk)
             elif mode == _MOMENTS:
-                fill_moment_columns(coordinates, length, features, features)
-                pair_weights(count, length, conditional, plan, pairs)
-                row_products(pairs, num_pairs, coordinates, 0, columns, length, moments, False)
-                for p in range(num_pairs):
-                    for k in range(columns):
-                        partial[chunk, p * columns + k] += moments[p, k]
+                add_moments(graph, partial, chunk)
             else:
-                cost_changes(
-                    coordinates, length, features, features, count, scaled_way, conditional, plan, change, dual, right
-                )
+                cost_changes(graph.nodes, BLOCK, features, features, count, tangent, graph.small_right)
                 if mode == _RESPONSE:
                     for i in range(count):
-                        partial[chunk, i] += right[0, i]
+                        partial[chunk, i] += graph.small_right[0, i]
                 else:
-                    plan_changes(length, count, found_step, conditional, conditional, change, dual)
+                    plan_changes(BLOCK, count, rows_of(step), tangent, tangent.conditional)
                     if mode == _CHANGE:
-                        for j in range(0, length, WIDTH):
-                            for i in range(count):
-                                store(plan, i, j, multiply(load_lanes(weights, 0, j), load_lanes(change, i, j)))
-                        row_products(plan, count, coordinates, 1, features, length, pulled, False)
-                        for i in range(count):
-                            for d in range(features):
-                                partial[chunk, i * features + d] += pulled[i, d]
-                        continue
-                    for j in range(size):
-                        to_mass = -epsilon * dual[0, j]
-                        for d in range(features):
-                            value = 0.0
-                            for i in range(count):
-                                value += conditional[i, j] * way[i, d] + change[i, j] * point_rows[i, d]
-                            place_in_frame = coordinates[1 + d, j]
-                            value = 2.0 * value * inverse[d] + shift[d] + stretch[d] * place_in_frame
-                            grad_nodes[order[begin + j], d] = weights[0, j] * value
-                            to_mass += (tilt[d] + bend * place_in_frame) * place_in_frame
-                        grad_masses[begin + j] = to_mass
+                        add_change(graph, partial, chunk)
+                    else:
+                        write_block(graph, place, size, inverse, epsilon, order, frame, grad_nodes, grad_masses)
 
 
 @entry
-def go_on(  # type: ignore[no-untyped-def]
-    request, memory, places, clocks, masses, features, epsilon, tolerance, max_steps, error, only_hessian
-):
+def newton_step(rows, overlap, point_masses, ridge, small, inverse, right, step):  # type: ignore[no-untyped-def]
+    """:func:`flowpool.kernels.sinkhorn.propose` on arrays ``(1, M)`` and ``(M, M)`` whose rows are whole lanes."""
+    count = point_masses.shape[0]
+    masses = rows_of(right)
+    for i in range(count):
+        masses[0, i] = point_masses[i]
+    propose(
+        count, masses, rows_of(rows), rows_of(overlap), ridge, rows_of(small), rows_of(inverse), masses, rows_of(step)
+    )
+
+
+@entry
+def go_on(request, clocks, memory, places, epsilon, tolerance, max_steps):  # type: ignore[no-untyped-def]
     """What the flow needs next that only a pass over the nodes can give, or that it has finished.
 
     Args:
-        request: what was asked for last and has been put in place: at ``there`` after ``EVALUATE`` the potential, ``P Y``
-            and ``P 1``, solved up to ``error``; the moments after ``CURVE``.
-        masses: a, ``(M,)``.
-        only_hessian: form the Hessian at ``here`` and do not go on.
+        request: what was asked for last and has been put in place: at ``there`` after an evaluation the potential, ``P Y``
+            and ``P 1``, solved up to ``clock.error``; the moments after ``CURVE``. Negative: nothing was asked for yet.
     """
-    stay_apart()
-    count, clock, buffer = masses.shape[0], clocks[0], rows_of(memory)
-    track, work = open_track(buffer, places), open_work(buffer, places)
-    here, there = track.here, track.there
-    point_masses = part(buffer, memory.shape[1] - padded(count), padded(count))  # behind everything else
-    for i in range(count):
-        point_masses[0, i] = masses[i]
-    if request == EVALUATE:
-        own = solve_self_transport(
-            there.points, features, count, point_masses, epsilon, there.self_potential, clock.inner, work
-        )
-        self_pull(
-            count, features, there.points, work.self_plan, work.self_rows, there.pulled, there.rows, there.gradient
-        )
-        if not error < math.inf:
-            there.gradient[0, 0] = math.nan
-        clock.error = max(error, own)
-    elif request == CURVE:
-        pair = 0
-        for i in range(count):
-            work.rows[0, i] = here.rows[0, i]
-            for k in range(i, count):
-                work.overlap[i, k] = work.moments[pair, 0]
-                pair += 1
-        # The plan of the points with themselves may be that of a refused step.
-        solve_self_transport(here.points, features, count, point_masses, epsilon, here.self_potential, 1e-13, work)
-        if not assemble(count, features, here.points, here.pulled, point_masses, epsilon, work):
-            work.hessian[0, 0] = math.nan
-        clock.sliding = math.nan
-        clock.jumping = math.nan
-    if only_hessian:
-        return CURVE
+    clock, graph = clocks[0], open_graph(memory, places)
+    equal = has_equal_masses(graph)
+    if request < 0:
+        return begin(clock, 0.0)
     while True:
-        request = advance(clock, track, count, features, point_masses, tolerance, max_steps)
-        if request != SOLVE:
+        if needs_evaluation(request):
+            own = solve_self_transport(graph, graph.there.points, graph.there.self_potential, epsilon, clock.inner)
+            fill_gradient(graph, graph.there)
+            if not clock.error < math.inf:
+                graph.there.gradient[0, 0] = math.nan
+            clock.error = max(clock.error, own)
+        if request == CURVE:
+            for i in range(graph.count):
+                for k in range(padded(graph.count)):
+                    graph.kept_self_plan[i, k] = graph.self_plan[i, k]
+            if not assemble(graph, epsilon):
+                graph.hessian[0, 0] = math.nan
+        else:
+            conclude(request, clock, graph, epsilon)
+        request = advance(clock, graph.count, equal, tolerance, max_steps)
+        if clock.arrived:
+            move_to(graph.there, graph.here, graph)
+        if needs_evaluation(request):
+            depart(request, clock, graph)
+        if request in (CURVE, FINISHED) or needs_evaluation(request):
             return request
-        factor, pivots = prepare_factor(clock, count, features, point_masses, work)
-        if clock.definite:
-            solve_factored(count, features, factor, pivots, track.right, track.solution, work)
+
+
+@entry
+def form(memory, places, epsilon):  # type: ignore[no-untyped-def]
+    """The Hessian at ``here`` from the moments; whether it could be formed."""
+    graph = open_graph(memory, places)
+    solve_self_transport(graph, graph.here.points, graph.here.self_potential, epsilon, 1e-13)
+    for i in range(graph.count):
+        for k in range(padded(graph.count)):
+            graph.kept_self_plan[i, k] = graph.self_plan[i, k]
+    return assemble(graph, epsilon)
 
 
 class _Sums(NamedTuple):
@@ -264,23 +281,27 @@ class Leaving(NamedTuple):
     """Where gradients are written, and what the frame adds to them (:func:`flowpool.kernels.frame.frame_response`)."""
 
     order: NDArray[np.int64]
-    shift: Array
-    stretch: Array
-    tilt: Array
-    bend: float
+    frame: Array  # shift, stretch, tilt and bend, (4, D)
     grad_nodes: NDArray[np.floating]
     grad_masses: Array
 
 
-class _Nodes:
-    """The nodes of the graph, and passes over them."""
+class LargeGraph:
+    """A graph whose nodes are read in blocks.
+
+    Args:
+        nodes, masses: ``(N, D)`` and ``(N,)``.
+        mean, scale: of its frame, ``(D,)``.
+        point_masses: a, ``(M,)``.
+        epsilon: in the frame.
+    """
 
     def __init__(
         self,
         nodes: NDArray[np.floating],
+        masses: Array,
         mean: Array,
         scale: Array,
-        masses: Array,
         point_masses: Array,
         epsilon: float,
         threads: int,
@@ -288,84 +309,76 @@ class _Nodes:
         self.nodes, self.mean, self.inverse = nodes, mean, 1.0 / scale
         self.masses, self.point_masses, self.epsilon = masses, point_masses, epsilon
         self.count, self.features, self.threads = len(point_masses), nodes.shape[1], threads
-        self.places, self.numbers = _block_places(self.count, self.features)
-        self.spare: list[Array] = []
+        self._spare: list[_Memory] = []
 
-    def run(
-        self, mode: int, points: Array, potential: Array, epsilon: float, numbers: int, direction: Array | None = None,
-        step: Array | None = None, leaving: Leaving | None = None,
-    ) -> Array:  # fmt: skip
+    def _pass(
+        self,
+        mode: int,
+        points: Array,
+        potential: Array,
+        epsilon: float,
+        numbers: int,
+        way: Array | None = None,
+        step: Array | None = None,
+        leaving: Leaving | None = None,
+    ) -> Array:
         """Sums of one pass, ``(numbers,)``."""
-        count, features = self.count, self.features
-        scaled = np.empty((count, features + 1))
-        scaled[:, :features] = 2.0 / epsilon * points
-        scaled[:, features] = (potential - (points**2).sum(1)) / epsilon
-        chunks = -(-len(self.nodes) // (_BLOCK * _CHUNK))
+        chunks = -(-len(self.nodes) // (BLOCK * CHUNK))
         partial = np.empty((chunks, numbers))
-        way = _padded(points if direction is None else direction)
-        change = np.zeros((1, count)) if step is None else step.reshape(1, -1)
-        nowhere = np.empty(0)
-        writes = leaving or (np.empty(0, np.int64), nowhere, nowhere, nowhere, 0.0, self.nodes[:0], nowhere)
+        writes = leaving or Leaving(np.empty(0, np.int64), np.empty((4, 0)), self.nodes[:0], np.empty(0))
+        row = np.ascontiguousarray(potential).reshape(1, -1)
+        change = np.zeros_like(row) if step is None else step.reshape(1, -1)
 
         def work(counter: NDArray[np.int64]) -> None:
-            memory = self.spare.pop() if self.spare else np.empty((1, self.numbers))
+            memory = self._spare.pop() if self._spare else _memory(self.point_masses, self.features, BLOCK)
             sweep(
-                self.nodes, self.mean, self.inverse, self.masses, mode, scaled, _padded(points), way, change,
-                self.epsilon, counter, memory, self.places, partial, *writes,
+                mode, self.nodes, self.mean, self.inverse, self.masses, memory.numbers, memory.places, points, row,
+                points if way is None else way, change, epsilon, counter, partial, *writes,
             )  # fmt: skip
-            self.spare.append(memory)
+            self._spare.append(memory)
 
         run(work, chunks, self.threads)
         total: Array = partial.sum(0)
         return total
 
-    def sums(self, points: Array, potential: Array, epsilon: float) -> _Sums:
+    def _sums(self, points: Array, potential: Array, epsilon: float) -> _Sums:
         count, features = self.count, self.features
-        found = self.run(_INNER, points, potential, epsilon, count + count * count + count * features + 1)
+        found = self._pass(_SUMS, points, potential, epsilon, count + count * count + count * features + 1)
         rows, rest = found[:count], found[count:]
         overlap = rest[: count * count].reshape(count, count)
         pulled = rest[count * count : -1].reshape(count, features)
         objective = float(self.point_masses @ potential - epsilon * found[-1])
         return _Sums(rows, overlap, pulled, objective, float(np.abs(self.point_masses - rows).sum()))
 
-    def moments(self, points: Array, potential: Array) -> Array:
+    def _moments(self, points: Array, potential: Array) -> Array:
         """``(M (M + 1) / 2, 1 + D + D (D + 1) / 2)``."""
-        pairs, columns = (
-            self.count * (self.count + 1) // 2,
-            1 + self.features + self.features * (self.features + 1) // 2,
-        )
-        return self.run(_MOMENTS, points, potential, self.epsilon, pairs * columns).reshape(pairs, columns)
+        features = self.features
+        pairs, columns = self.count * (self.count + 1) // 2, 1 + features + features * (features + 1) // 2
+        return self._pass(_MOMENTS, points, potential, self.epsilon, pairs * columns).reshape(pairs, columns)
 
-    def farthest(self) -> float:
+    def _farthest(self) -> float:
         """Largest distance of a node from the origin of the frame."""
         squares = 0.0
-        for begin in range(0, len(self.nodes), _BLOCK * _CHUNK):
-            framed = (self.nodes[begin : begin + _BLOCK * _CHUNK] - self.mean) * self.inverse
+        for place in range(0, len(self.nodes), BLOCK * CHUNK):
+            framed = (self.nodes[place : place + BLOCK * CHUNK] - self.mean) * self.inverse
             squares = max(squares, float(np.einsum("nd,nd->n", framed, framed).max()))
         return math.sqrt(squares)
 
-    def transport(self, points: Array, potential: Array, stage: float, tolerance: float) -> tuple[Array, _Sums]:
-        """The potential and the sums at the solution; the iteration of :func:`flowpool.core.sinkhorn.solve`."""
-        target, damping = max(tolerance, ROUNDING), 1e-3
-        now = self.sums(points, potential, stage)
+    def _transport(self, points: Array, potential: Array, stage: float, tolerance: float) -> tuple[Array, _Sums]:
+        """The potential and the sums at the solution; the iteration of :mod:`flowpool.kernels.sinkhorn`."""
+        target, damping = max(tolerance, ROUNDING), DAMPING
+        now = self._sums(points, potential, stage)
         for _ in range(MAX_ITERATIONS):
             if not now.error < math.inf or damping > HOPELESS or (now.error <= target and stage <= self.epsilon):
                 break
             if stage > self.epsilon and now.error <= LOOSE:
                 stage = max(STAGE * stage, self.epsilon)
-                now = self.sums(points, potential, stage)
+                now = self._sums(points, potential, stage)
                 continue
-            ridge = damping * now.error * self.point_masses
-            matrix = np.diag(now.rows + ridge) - now.overlap + 1.0 / self.count**2
-            try:
-                np.linalg.cholesky(matrix)
-                step = np.linalg.solve(matrix, self.point_masses - now.rows)
-            except np.linalg.LinAlgError:
-                step = np.log(self.point_masses / np.maximum(now.rows, 1e-300))
-            moved = potential + stage * step
-            trial = self.sums(points, moved, stage)
+            moved = potential + stage * self._newton_step(now, damping * now.error)
+            trial = self._sums(points, moved, stage)
             better = trial.error <= now.error / 2
-            if not better and now.error < NOISE:
+            if not better and now.error < STALLED:
                 better, damping = trial.error < now.error, 10.0 * HOPELESS
             elif not better:
                 better = trial.objective >= now.objective
@@ -374,197 +387,117 @@ class _Nodes:
             damping *= 0.3 if better else 10.0
         return potential, now
 
-
-def _padded(rows: Array) -> Array:
-    """The rows with zeros up to whole lanes."""
-    result = np.zeros((len(rows), padded(rows.shape[1])))
-    result[:, : rows.shape[1]] = rows
-    return result
-
-
-class _Memory:
-    """The memory of :func:`go_on`, with the fields that passes fill or read as arrays."""
-
-    def __init__(self, point_masses: Array, features: int) -> None:
-        count = len(point_masses)
-        self.places, total = _flow_places(count, features)
-        self.memory = np.zeros((1, total))
-        pairs, columns = count * (count + 1) // 2, 1 + features + features * (features + 1) // 2
-
-        def view(place: int, rows: int, columns: int) -> Array:
-            first, stride = self.places[place]
-            return self.memory[0, first : first + rows * stride].reshape(rows, stride)[:, :columns]
-
-        def views(name: str) -> list[Array]:
-            """Points, ``P Y``, potential, self-potential and ``P 1`` of one of the two places."""
-            first, place = TRACK.fields[name]
-            shapes = {"points": (count, features), "pulled": (count, features)}
-            names = ("points", "pulled", "potential", "self_potential", "rows")
-            found = [view(TRACK_FIRST + first + place.fields[name][0], *shapes.get(name, (1, count))) for name in names]
-            return [*found[:2], *(row[0] for row in found[2:])]
-
-        self.here_points, self.here_pulled, self.here_potential, self.here_self_potential, self.here_rows = views(
-            "here"
+    def _newton_step(self, sums: _Sums, ridge: float) -> Array:
+        width = padded(self.count)
+        rows, overlap = np.zeros((1, width)), np.zeros((self.count, width))
+        rows[0, : self.count], overlap[:, : self.count] = sums.rows, sums.overlap
+        step = np.zeros((1, width))
+        newton_step(
+            rows,
+            overlap,
+            self.point_masses,
+            ridge,
+            np.zeros_like(overlap),
+            np.zeros((1, width)),
+            np.zeros((1, width)),
+            step,
         )
-        self.points, self.pulled, self.potential, self.self_potential, self.rows = views("there")
-        of_work = {name: WORK_FIRST + place for name, (place, _) in WORK.fields.items()}
-        self.moments = view(of_work["moments"], pairs, columns)
-        self.self_plan = view(of_work["self_plan"], count, count)
-        self.hessian = view(of_work["hessian"], count * features, count * features)
+        return step[0, : self.count]
 
+    def solve(self, start: Array, tolerance: float, max_steps: int) -> tuple[Any, ...]:
+        """Points, potentials, self-potentials, residual, steps, status and singularity, as in :class:`engine.Solved`."""
+        memory = _memory(self.point_masses, self.features, WIDTH)
+        points, potential = memory.array("there.points"), memory.array("there.potential")[0]
+        points[:], potential[:] = start, (start**2).sum(1)
+        memory.array("there.self_potential")[:] = 0.5 * self.epsilon * np.log(self.point_masses)
+        stage = max(self.epsilon, (math.sqrt(float(potential.max())) + self._farthest()) ** 2 / 4)
+        clocks = np.zeros(1, CLOCK)
+        request = -1
+        while True:
+            request = go_on(request, clocks, memory.numbers, memory.places, self.epsilon, tolerance, max_steps)
+            if request == FINISHED:
+                break
+            if request == CURVE:
+                here = memory.array("here.points").copy(), memory.array("here.potential")[0].copy()
+                memory.array("moments")[:] = self._moments(*here)
+            else:
+                found, sums = self._transport(points.copy(), potential.copy(), stage, float(clocks["inner"][0]))
+                potential[:] = found
+                memory.array("there.rows")[:], memory.array("there.pulled")[:] = sums.rows, sums.pulled
+                clocks["error"] = sums.error
+                stage = self.epsilon
+        ends = (memory.array(f"here.{name}").copy() for name in ("points", "potential", "self_potential"))
+        return (*ends, *(clocks[name][0] for name in ("residual", "steps", "status", "singular")))
 
-def solve_large(
-    nodes: NDArray[np.floating],
-    mean: Array,
-    scale: Array,
-    masses: Array,
-    start: Array,
-    point_masses: Array,
-    epsilon: float,
-    tolerance: float,
-    max_steps: int,
-    threads: int,
-) -> tuple[Any, ...]:
-    """Points, potentials, self-potentials, residual, steps, status and singularity, as in :class:`engine.Solved`."""
-    announce(sweep)
-    announce(go_on)
-    count, features = start.shape
-    cloud = _Nodes(nodes, mean, scale, masses, point_masses, epsilon, threads)
-    memory = _Memory(point_masses, features)
-    memory.points[:] = start
-    memory.potential[:] = (start**2).sum(1)
-    memory.self_potential[:] = 0.5 * epsilon * np.log(point_masses)
-    stage = max(epsilon, (math.sqrt(float(memory.potential.max())) + cloud.farthest()) ** 2 / 4)
-    clocks = np.zeros(1, CLOCK)
-    clocks["step"] = 0.1
-    request, error = -1, 0.0
-    while True:
-        request = go_on(
-            request,
-            memory.memory,
-            memory.places,
-            clocks,
-            point_masses,
-            features,
-            epsilon,
-            tolerance,
-            max_steps,
-            error,
-            False,
+    def adjoint(
+        self, points: Array, potential: Array, self_potential: Array, cotangent: Array, ridge: float
+    ) -> LargeAdjoint:
+        """The solution of the linear system for the cotangent of X* in the frame, given what :meth:`solve` returned."""
+        count, features, epsilon = self.count, self.features, self.epsilon
+        memory = _memory(self.point_masses, features, WIDTH)
+        potential, sums = self._transport(points, potential.copy(), epsilon, 1e-12)
+        values = {"points": points, "pulled": sums.pulled, "rows": sums.rows, "self_potential": self_potential}
+        for name, value in values.items():
+            memory.array(f"here.{name}")[:] = value
+        memory.array("moments")[:] = self._moments(points, potential)
+        formed = form(memory.numbers, memory.places, epsilon)
+        hessian = np.triu(memory.array("hessian")[: count * features, : count * features])
+        hessian = hessian + np.triu(hessian, 1).T
+        solution, residual, damped = solve_system(
+            hessian if formed else hessian * math.nan, cotangent.ravel(), ridge, count
         )
-        if request == EVALUATE:
-            points = memory.points.copy()
-            potential, sums = cloud.transport(points, memory.potential.copy(), stage, float(clocks["inner"][0]))
-            memory.potential[:], memory.rows[:], memory.pulled[:] = potential, sums.rows, sums.pulled
-            stage, error = epsilon, sums.error
-        elif request == CURVE:
-            memory.moments[:] = cloud.moments(memory.here_points.copy(), memory.here_potential.copy())
-        else:
-            break
-    end = clocks[0]
-    return (
-        memory.here_points.copy(), memory.here_potential.copy(), memory.here_self_potential.copy(),
-        end["residual"], end["steps"], end["status"], end["singular"],
-    )  # fmt: skip
+        way = solution.reshape(count, features)
+        left = cotangent - (hessian @ solution).reshape(count, features)
+
+        answered = self._pass(_RESPONSE, points, potential, epsilon, count, way)
+        schur = np.diag(sums.rows) - sums.overlap + 1.0 / count**2 + ROUNDING * np.eye(count)
+        step: Array = np.linalg.lstsq(schur, answered, rcond=None)[0].astype(np.float64)
+        pull = self._pass(_CHANGE, points, potential, epsilon, count * features, way, step).reshape(count, features)
+        plan = memory.array("kept_self_plan")
+        change = 2 * np.einsum("ikd,ikd->ik", points[:, None] - points[None], way[:, None] - way[None])
+        turn = np.linalg.solve(np.diag(self.point_masses) + plan, (plan * change).sum(1))
+        self_change = plan * (turn[:, None] + turn[None] - change) / epsilon
+        slope = -2 * (points * pull).sum() + np.einsum("ik,id,kd->", self_change, points, points)
+        total = 2 * sums.rows @ way  # rows of dP sum to zero
+        moment = 2 * (way * sums.pulled + points * pull).sum(0)
+        return LargeAdjoint(float(slope) / epsilon, total, moment, residual, damped, left, points, potential, way, step)
+
+    def write(self, found: LargeAdjoint, leaving: Leaving) -> None:
+        """Writes the gradients in nodes and masses."""
+        self._pass(_GRADIENTS, found.points, found.potential, self.epsilon, 1, found.way, found.step, leaving)
 
 
 class LargeAdjoint(NamedTuple):
-    """The solution of the linear system of one graph, from which its gradients can be written.
+    """The solution of the linear system of one graph, from which its gradients can be written."""
 
-    Attributes:
-        epsilon: gradient in epsilon.
-        total, moment: sums over the nodes of their gradients g_j, and of ``y_j g_j``, ``(D,)``.
-        residual: of the system, relative.
-        damped: H is singular or indefinite, or the ridge no small correction: W is the filtered solution.
-        potential, self_plan: f, ``(M,)``, and Q, ``(M, M)``, as the system has them.
-        write: writes the gradients in nodes and masses.
-    """
-
-    epsilon: float
-    total: Array
-    moment: Array
-    residual: float
-    damped: bool
-    potential: Array
-    self_plan: Array
-    write: Callable[[Leaving], object]
+    epsilon: float  # gradient in epsilon
+    total: Array  # sum over the nodes of their gradients g_j, (D,)
+    moment: Array  # the same of y_j g_j, (D,)
+    residual: float  # of the system, relative
+    damped: bool  # H has flat directions, so that the ridge decides
+    left: Array  # V - H W, along flat directions, (M, D)
+    points: Array  # X*, (M, D)
+    potential: Array  # f, (M,)
+    way: Array  # W, (M, D)
+    step: Array  # df, (M,)
 
 
-def adjoint_large(
-    nodes: NDArray[np.floating],
-    mean: Array,
-    scale: Array,
-    masses: Array,
-    points: Array,
-    potential: Array,
-    self_potential: Array,
-    point_masses: Array,
-    epsilon: float,
-    ridge: float,
-    cotangent: Array,
-    threads: int,
-) -> LargeAdjoint:
-    """The adjoint of one graph, given what :func:`solve_large` returned; the cotangent is that of X* in the frame."""
-    announce(sweep)
-    announce(go_on)
-    count, features = points.shape
-    cloud = _Nodes(nodes, mean, scale, masses, point_masses, epsilon, threads)
-    memory = _Memory(point_masses, features)
-    potential, sums = cloud.transport(points, potential.copy(), epsilon, 1e-12)
-    memory.here_points[:], memory.here_pulled[:], memory.here_rows[:] = points, sums.pulled, sums.rows
-    memory.here_self_potential[:] = self_potential
-    memory.moments[:] = cloud.moments(points, potential)
-    go_on(CURVE, memory.memory, memory.places, np.zeros(1, CLOCK), point_masses, features, epsilon, 0.0, 0, 0.0, True)
-    hessian = np.triu(memory.hessian)
-    hessian = hessian + np.triu(hessian, 1).T
-    solution, residual, damped = solve_system(hessian, cotangent.reshape(-1), ridge, 2.0 / count)
-    way = solution.reshape(count, features)
-
-    answered = cloud.run(_RESPONSE, points, potential, epsilon, count, way)
-    schur = np.diag(sums.rows) - sums.overlap + 1.0 / count**2
-    step = np.linalg.solve(schur, answered)
-    pull = cloud.run(_CHANGE, points, potential, epsilon, count * features, way, step).reshape(count, features)  # dP Y
-    plan = memory.self_plan
-    apart = points[:, None] - points[None]
-    change = 2 * np.einsum("ikd,ikd->ik", apart, way[:, None] - way[None])
-    turn = np.linalg.solve(np.diag(point_masses) + plan, (plan * change).sum(1))
-    self_change = plan * (turn[:, None] + turn[None] - change) / epsilon
-    slope = -2 * (points * pull).sum() + np.einsum("ik,id,kd->", self_change, points, points)
-
-    def write(leaving: Leaving) -> None:
-        cloud.run(_GRADIENTS, points, potential, epsilon, 1, way, step, leaving)
-
-    total = 2 * sums.rows @ way  # rows of dP sum to zero
-    moment = 2 * (way * sums.pulled + points * pull).sum(0)
-    return LargeAdjoint(float(slope) / epsilon, total, moment, residual, damped, potential, plan, write)
-
-
-def solve_system(hessian: Array, right: Array, ridge: float, unit: float) -> tuple[Any, float, bool]:
-    """``H (H H + ridge unit^2)^-1 V``, without the part along a null space of H; its residual; and whether it is damped.
+def solve_system(hessian: Array, right: Array, ridge: float, count: int) -> tuple[Array, float, bool]:
+    """``H (H H + lambda)^-1 V`` by eigenvectors; its residual; and whether H has flat directions.
 
     Args:
         hessian: H, ``(K, K)``.
-        right: V, ``(K, ...)``.
+        right: V, ``(K,)``.
+        ridge: lambda in units of ``(2 / M)^2``.
+        count: M.
     """
-    penalty = ridge * unit**2
     if not np.isfinite(hessian).all():
         return np.full_like(right, np.nan), math.nan, True
-    share = math.inf
-    with suppress(np.linalg.LinAlgError):
-        np.linalg.cholesky(hessian)
-        solution = np.linalg.solve(hessian, right)
-        correction = penalty * np.linalg.solve(hessian, np.linalg.solve(hessian, solution))
-        share = _relative(correction, solution)
-    if share <= _TINY:
-        return solution - correction, _relative(hessian @ solution - right, right), False
+    unit = 2.0 / count
+    penalty = max(ridge, RIDGE * FLAT) * unit**2
     values, vectors = np.linalg.eigh(hessian)
-    safe = np.where(np.abs(values) > NULL * unit, values, np.inf)
-    filtered = vectors @ ((vectors.T @ right).T / (safe + penalty / safe)).T
+    solution = vectors @ (values / (values**2 + penalty) * (vectors.T @ right))
     image = hessian @ right
-    error = hessian @ (hessian @ filtered) + penalty * filtered - image
-    return filtered, _relative(error, image), not share <= NEGLIGIBLE
-
-
-def _relative(error: Any, value: Any) -> float:
-    length = float(np.linalg.norm(value))
-    return float(np.linalg.norm(error)) / length if length > 0 else 0.0
+    length = float(np.linalg.norm(image))
+    missed = float(np.linalg.norm(hessian @ (hessian @ solution) + penalty * solution - image))
+    return solution, missed / length if length > 0 else 0.0, bool(values[0] <= SINGULAR * unit)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 
+from flowpool.core.constants import MAX_ITERATIONS, ROUNDING
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, add, exponential, fma, load, multiply, splat, store, subtract
 from flowpool.kernels.machine.linear import factorise, padded, row_total, substitute
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill
-from flowpool.kernels.sinkhorn import FARTHEST, MAX_ITERATIONS, ROUNDING, marginal_error
+from flowpool.kernels.sinkhorn import FARTHEST, marginal_error
 
 MAX_STALLED = 20
 
@@ -29,14 +30,18 @@ def self_plan(count, kernel_rows, scaling, plan, rows):  # type: ignore[no-untyp
 
 
 @kernel
-def solve_self_transport(points, dimension, count, point_masses, epsilon, potential, tolerance, work):  # type: ignore[no-untyped-def]
+def solve_self_transport(graph, points, potential, epsilon, tolerance):  # type: ignore[no-untyped-def]
     """Marginal error reached; ``potential`` h, Q and its row sums are brought up to date."""
     stay_apart()
+    count, dimension, point_masses = graph.count, graph.dimension, graph.point_masses
     end = padded(count)
-    columns, kernel_rows = work.columns, work.self_gibbs
+    columns, kernel_rows = graph.columns, graph.self_gibbs
     for k in range(count):
         for e in range(dimension):
             columns[e, k] = points[k, e]
+    for e in range(dimension):
+        for k in range(count, end):
+            columns[e, k] = 0.0
     for i in range(count):
         for k in range(0, end, WIDTH):
             square = splat(0.0)
@@ -47,43 +52,43 @@ def solve_self_transport(points, dimension, count, point_masses, epsilon, potent
             store(kernel_rows, i, k, exponential(multiply(splat(1.0 / epsilon), height)))
         for k in range(count, end):
             kernel_rows[i, k] = 0.0
-    fill(work.scaling, 1.0, end)
-    fill(work.shift, 0.0, end)
+    fill(graph.scaling, 1.0, end)
+    fill(graph.shift, 0.0, end)
     for i in range(count, end):
-        work.step[0, i] = 0.0
+        graph.step[0, i] = 0.0
 
     target = max(tolerance, ROUNDING)
-    self_plan(count, work.self_gibbs, work.scaling, work.self_plan, work.self_rows)
-    error = marginal_error(point_masses, work.self_rows, count)
+    self_plan(count, graph.self_gibbs, graph.scaling, graph.self_plan, graph.self_rows)
+    error = marginal_error(point_masses, graph.self_rows, count)
     stalled = 0
     for _ in range(MAX_ITERATIONS):
         if error <= target or stalled > MAX_STALLED or not error < math.inf:
             break
         for i in range(count):
             for k in range(0, end, WIDTH):
-                store(work.small, i, k, load(work.self_plan, i, k))
-            work.small[i, i] += work.self_rows[0, i]
-        combine(point_masses, -1.0, work.self_rows, work.right, end)
-        copy(work.scaling, work.old_scaling, end)
-        copy(work.self_rows, work.old_rows, end)
+                store(graph.small, i, k, load(graph.self_plan, i, k))
+            graph.small[i, i] += graph.self_rows[0, i]
+        combine(point_masses, -1.0, graph.self_rows, graph.small_right, end)
+        copy(graph.scaling, graph.old_scaling, end)
+        copy(graph.self_rows, graph.old_rows, end)
         previous = error
-        better = factorise(work.small, count, work.inverse)
+        better = factorise(graph.small, count, graph.inverse)
         if better:
-            substitute(work.small, count, work.inverse, work.right, work.step, 0)
+            substitute(graph.small, count, graph.inverse, graph.small_right, graph.step, 0)
             for i in range(count):
-                work.step[0, i] = min(work.step[0, i], FARTHEST)
+                graph.step[0, i] = min(graph.step[0, i], FARTHEST)
             for i in range(0, end, WIDTH):
-                store(work.scaling, 0, i, multiply(load(work.scaling, 0, i), exponential(load(work.step, 0, i))))
-            self_plan(count, work.self_gibbs, work.scaling, work.self_plan, work.self_rows)
-            error = marginal_error(point_masses, work.self_rows, count)
+                store(graph.scaling, 0, i, multiply(load(graph.scaling, 0, i), exponential(load(graph.step, 0, i))))
+            self_plan(count, graph.self_gibbs, graph.scaling, graph.self_plan, graph.self_rows)
+            error = marginal_error(point_masses, graph.self_rows, count)
             better = error < 0.9 * previous
         if not better:
             for i in range(count):
-                work.step[0, i] = 0.5 * math.log(point_masses[0, i] / max(work.old_rows[0, i], 1e-300))
-                work.scaling[0, i] = work.old_scaling[0, i] * math.exp(work.step[0, i])
-            self_plan(count, work.self_gibbs, work.scaling, work.self_plan, work.self_rows)
-            error = marginal_error(point_masses, work.self_rows, count)
-        combine(work.shift, 1.0, work.step, work.shift, end)
+                graph.step[0, i] = 0.5 * math.log(point_masses[0, i] / max(graph.old_rows[0, i], 1e-300))
+                graph.scaling[0, i] = graph.old_scaling[0, i] * math.exp(graph.step[0, i])
+            self_plan(count, graph.self_gibbs, graph.scaling, graph.self_plan, graph.self_rows)
+            error = marginal_error(point_masses, graph.self_rows, count)
+        combine(graph.shift, 1.0, graph.step, graph.shift, end)
         stalled = 0 if error < 0.9 * previous else stalled + 1
-    combine(potential, epsilon, work.shift, potential, end)
+    combine(potential, epsilon, graph.shift, potential, end)
     return error

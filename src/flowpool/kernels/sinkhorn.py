@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, ROUNDING, STAGE
 from flowpool.kernels.machine.jit import kernel, shared
 from flowpool.kernels.machine.lanes import (
     WIDTH,
@@ -27,19 +28,14 @@ from flowpool.kernels.machine.linear import factorise, padded, row_products, row
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill, largest
 
-MAX_ITERATIONS = 200
-LOOSE = 0.03  # marginal error at which a stage of the cold start is good enough
-STAGE = 0.3  # factor between two stages of the cold start
-ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
-MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
-NOISE = 1e-11  # marginal error below which an iteration that does not halve it has met rounding
+STALLED = 1e-11  # marginal error below which an iteration that does not halve it has met rounding
 HOPELESS = 1e8  # damping at which Newton has stopped moving
 SERVED = 0.01  # factor by which an iteration must reduce the error for the next one to use the same matrix
 FARTHEST = 200.0  # largest logarithm of a scaling before it is absorbed into the potential
 
 
 @kernel
-def scale_rows(dimension, points, count, potential, epsilon, scaled):  # type: ignore[no-untyped-def]
+def scale_rows(points, dimension, count, potential, epsilon, scaled):  # type: ignore[no-untyped-def]
     """Fills ``scaled``, ``(M, Q + 1)``: ``2 x_i / epsilon`` and, last, ``(f_i - |x_i|^2) / epsilon``."""
     stay_apart()
     for i in range(count):
@@ -130,104 +126,119 @@ def schur_matrix(count, overlap, rows, matrix):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def solve_transport(  # type: ignore[no-untyped-def]
-    nodes, masses, length, hull, dimension, points, count, point_masses, epsilon, potential, stage, tolerance, work
-):
-    """Marginal error reached; ``potential`` and the rows of ``work`` are brought up to date.
+def propose(count, point_masses, rows, overlap, ridge, small, inverse, right, step):  # type: ignore[no-untyped-def]
+    """Whether Newton's step on the semi-dual could be found; otherwise ``step`` is Sinkhorn's. Both in units of epsilon.
 
     Args:
-        nodes: ``(1 + R, N)``, row 0 is ones, then the coordinates of the nodes in their hull.
-        masses: b, ``(1, N)``.
-        length: N, padded.
-        hull: R.
-        dimension: Q >= R, coordinates of the points.
+        overlap: P A^T.
+        ridge: damping, in units of the masses.
+    """
+    stay_apart()
+    schur_matrix(count, overlap, rows, small)
+    for i in range(count):
+        small[i, i] += ridge * point_masses[0, i]
+    if factorise(small, count, inverse):
+        combine(point_masses, -1.0, rows, right, padded(count))
+        substitute(small, count, inverse, right, step, 0)
+        return True
+    for i in range(count):
+        step[0, i] = math.log(point_masses[0, i] / max(rows[0, i], 1e-300))
+    return False
+
+
+@kernel
+def solve_transport(graph, points, potential, epsilon, stage, tolerance):  # type: ignore[no-untyped-def]
+    """Marginal error reached; ``potential`` and the plans of ``graph`` are brought up to date.
+
+    Args:
         points: X, ``(M, Q)``.
-        point_masses: a, ``(1, M)``.
         potential: f, ``(1, M)``.
         stage: epsilon to start from; more than ``epsilon`` only for a cold start.
         tolerance: on ``|P 1 - a|_1``.
     """
     stay_apart()
+    nodes, masses, point_masses = graph.nodes, graph.masses, graph.point_masses
+    count, length, hull, dimension = graph.count, graph.length, graph.hull, graph.dimension
     target = max(tolerance, ROUNDING)
-    damping = 1e-3
+    damping = DAMPING
     end = padded(count)
     fresh = True  # K has to be formed
     served = False  # the factor of the last iteration was good enough to be used again
     error = math.inf
     for _ in range(MAX_ITERATIONS):
         if fresh:
-            scale_rows(dimension, points, count, potential, stage, work.scaled)
-            gibbs(nodes, length, hull, dimension, count, work.scaled, work.gibbs, work.old_sums)
-            fill(work.scaling, 1.0, end)
-            fill(work.shift, 0.0, end)
+            scale_rows(points, dimension, count, potential, stage, graph.scaled)
+            gibbs(nodes, length, hull, dimension, count, graph.scaled, graph.gibbs, graph.old_sums)
+            fill(graph.scaling, 1.0, end)
+            fill(graph.shift, 0.0, end)
+            fill(graph.step, 0.0, end)
             marginals(
-                masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows
+                masses, length, count, graph.gibbs, graph.scaling, graph.sums, graph.conditional, graph.plan, graph.rows
             )
-            error = marginal_error(point_masses, work.rows, count)
+            error = marginal_error(point_masses, graph.rows, count)
             fresh = served = False
         if not error < math.inf or damping > HOPELESS:
             break
         if error <= target and stage <= epsilon:
             break
         if stage > epsilon and error <= LOOSE:
-            combine(potential, stage, work.shift, potential, end)
+            combine(potential, stage, graph.shift, potential, end)
             stage = max(STAGE * stage, epsilon)
             fresh = True
             continue
 
         newton = served
-        if not served:
-            row_products(work.plan, count, work.conditional, 0, count, length, work.overlap, True)
-            schur_matrix(count, work.overlap, work.rows, work.small)
-            for i in range(count):
-                work.small[i, i] += damping * error * point_masses[0, i]
-            newton = factorise(work.small, count, work.inverse)
-        combine(point_masses, -1.0, work.rows, work.right, end)
-        if newton:
-            substitute(work.small, count, work.inverse, work.right, work.step, 0)
+        if served:
+            combine(point_masses, -1.0, graph.rows, graph.small_right, end)
+            substitute(graph.small, count, graph.inverse, graph.small_right, graph.step, 0)
         else:
-            for i in range(count):
-                work.step[0, i] = math.log(point_masses[0, i] / max(work.rows[0, i], 1e-300))
-        combine(work.shift, 1.0, work.step, work.trial_shift, end)
-        if largest(work.step, count) > FARTHEST:
+            row_products(graph.plan, count, graph.conditional, 0, count, length, graph.overlap, True)
+            newton = propose(
+                count, point_masses, graph.rows, graph.overlap, damping * error, graph.small, graph.inverse,
+                graph.small_right, graph.step,
+            )  # fmt: skip
+        combine(graph.shift, 1.0, graph.step, graph.trial_shift, end)
+        if largest(graph.step, count) > FARTHEST:
             damping *= 10.0
             served = False
             continue
-        if largest(work.trial_shift, count) > FARTHEST:
+        if largest(graph.trial_shift, count) > FARTHEST:
             # The scalings would leave the range of numbers: absorb them into the potential and form K again.
-            combine(potential, stage, work.shift, potential, end)
+            combine(potential, stage, graph.shift, potential, end)
             fresh = True
             continue
-        copy(work.scaling, work.old_scaling, end)
+        copy(graph.scaling, graph.old_scaling, end)
         for i in range(0, end, WIDTH):
-            store(work.scaling, 0, i, exponential(load(work.trial_shift, 0, i)))
-        copy(work.sums, work.old_sums, length)
-        marginals(masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows)
-        trial = marginal_error(point_masses, work.rows, count)
+            store(graph.scaling, 0, i, exponential(load(graph.trial_shift, 0, i)))
+        copy(graph.sums, graph.old_sums, length)
+        marginals(
+            masses, length, count, graph.gibbs, graph.scaling, graph.sums, graph.conditional, graph.plan, graph.rows
+        )
+        trial = marginal_error(point_masses, graph.rows, count)
         better = trial <= error / 2
         served = newton and trial <= SERVED * error
         if not better:
-            if error < NOISE:
+            if error < STALLED:
                 # Neither the error nor the objective says anything any more; the smaller error is kept below.
                 better = trial < error
                 damping = 10.0 * HOPELESS
             else:
                 change = 0.0
                 for i in range(count):
-                    change += point_masses[0, i] * work.step[0, i]
+                    change += point_masses[0, i] * graph.step[0, i]
                 for j in range(length):
                     if masses[0, j] > 0.0:
-                        change -= masses[0, j] * math.log(work.sums[0, j] / work.old_sums[0, j])
+                        change -= masses[0, j] * math.log(graph.sums[0, j] / graph.old_sums[0, j])
                 better = change >= 0.0
         if better:
-            copy(work.trial_shift, work.shift, end)
+            copy(graph.trial_shift, graph.shift, end)
             error = trial
             damping *= 0.3
         else:
-            copy(work.old_scaling, work.scaling, end)
+            copy(graph.old_scaling, graph.scaling, end)
             marginals(
-                masses, length, count, work.gibbs, work.scaling, work.sums, work.conditional, work.plan, work.rows
+                masses, length, count, graph.gibbs, graph.scaling, graph.sums, graph.conditional, graph.plan, graph.rows
             )
             damping *= 10.0
-    combine(potential, stage, work.shift, potential, end)
+    combine(potential, stage, graph.shift, potential, end)
     return error

@@ -2,134 +2,84 @@
 
 from __future__ import annotations
 
-import math
+import numpy as np
 
-from flowpool.kernels.cloud import START_TOLERANCE, fill_moment_columns, make_cloud, merge_nodes, rotate_points
+from flowpool.core.law import CURVE, FINISHED, advance, begin
+from flowpool.kernels.cloud import START_TOLERANCE, merge_nodes, slots, unfold
 from flowpool.kernels.divergence import evaluate
-from flowpool.kernels.flow import CURVE, EVALUATE, JUMPING, SOLVE, advance
-from flowpool.kernels.hessian import leading_hessian
+from flowpool.kernels.flow import conclude, depart, has_equal_masses, move_to, needs_evaluation, start_cold
+from flowpool.kernels.hessian import form_hessian
 from flowpool.kernels.machine.jit import entry, kernel
-from flowpool.kernels.machine.linear import padded
-from flowpool.kernels.machine.rows import draw, rows_of, stay_apart
+from flowpool.kernels.machine.rows import draw, stay_apart
+from flowpool.kernels.memory import GRAPH_PLACES, SIZES, SPAN_PLACES, open_graph, open_span
 from flowpool.kernels.response import keep_plans
-from flowpool.kernels.scratch import open_track, open_work, place_track, place_work
-from flowpool.kernels.systems import answer, is_exact
 
 
 @kernel
-def largest_square(rows, first, count, length):  # type: ignore[no-untyped-def]
-    """Largest squared length among the columns ``rows[first : first + count, :length]``."""
+def follow(graph, clock, epsilon, tolerance, max_steps, counter):  # type: ignore[no-untyped-def]
+    """Moves the points from ``there`` to the end of their flow, ``here``, unless the counter says stop."""
     stay_apart()
-    largest = 0.0
-    for j in range(length):
-        square = 0.0
-        for e in range(first, first + count):
-            square += rows[e, j] * rows[e, j]
-        largest = max(largest, square)
-    return largest
+    equal = has_equal_masses(graph)
+    stage = start_cold(graph, epsilon)
+    request = begin(clock, 0.0)
+    while request != FINISHED and counter[0] >= 0:
+        if needs_evaluation(request):
+            depart(request, clock, graph)
+            clock.error = evaluate(graph, graph.there, epsilon, stage, clock.inner)
+            stage = epsilon
+        if request == CURVE:
+            keep_plans(graph)
+            form_hessian(graph, epsilon)
+        else:
+            conclude(request, clock, graph, epsilon)
+        request = advance(clock, graph.count, equal, tolerance, max_steps)
+        if clock.arrived:
+            move_to(graph.there, graph.here, graph)
+    return request == FINISHED
 
 
 @entry
 def solve_graphs(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, ptr, start, given_masses, epsilons, resolution, tolerance, max_steps, order, counter, clocks,
-    memory, table, members, merged, atom_of, places,
+    nodes, bits, masses, ptr, most, start, point_masses, epsilons, resolution, tolerance, max_steps, order, counter, clocks,
     points, potentials, self_potentials, residual, steps, status, singular,
 ):  # fmt: skip
-    """Solves the graphs ``order[k]`` for each k that is drawn from the counter; every output has one row per graph of the batch."""
-    stay_apart()
-    count, features = start.shape[1], start.shape[2]
-    clock = clocks[0]
-    buffer = rows_of(memory)
+    """Solves the graphs ``order[k]`` for each k that is drawn from the counter; every output has one row per graph of the batch.
+
+    Args:
+        most: largest number of nodes of these graphs.
+        clocks: scratch, one entry of :data:`flowpool.core.law.CLOCK`.
+    """
+    count, features, clock = start.shape[1], start.shape[2], clocks[0]
+    table, members, merged, atom_of = slots(most), np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64)
+    sizes, span_places, places = (
+        np.empty(SIZES, np.int64),
+        np.empty(SPAN_PLACES, np.int64),
+        np.empty(GRAPH_PLACES, np.int64),
+    )
+    first, second = np.empty(0), np.empty(0)
     while True:
         turn = draw(counter)
         if turn < 0 or turn >= len(order):
             break
-        graph = order[turn]
-        epsilon = epsilons[graph]
-        atoms = merge_nodes(bits, masses, ptr[graph], ptr[graph + 1], False, table, members, merged, atom_of)
-        cloud, used = make_cloud(
-            nodes, features, members, merged, atoms, given_masses, epsilon, resolution, buffer, places
-        )
-        length, hull, lead = cloud.length, cloud.hull, cloud.lead
-        coordinates, node_masses, point_masses = cloud.coordinates, cloud.masses, cloud.point_masses
-        # The coordinates of the start are found before the size of everything else is known.
-        dimension = rotate_points(
-            start, graph, count, features, hull, START_TOLERANCE, cloud.basis, cloud.parked, cloud.outside
-        )
-        exact = False
-        used = place_track(places, used, count, dimension)
-        track = open_track(buffer, places)
-        place_work(places, used, count, length, dimension, cloud.widest)
-        work = open_work(buffer, places)
-        here, there = track.here, track.there
+        which = order[turn]
+        epsilon = epsilons[which]
+        atoms = merge_nodes(bits, masses, ptr[which], ptr[which + 1], False, table, members, merged, atom_of)
+        first, second = unfold(
+            nodes, members, merged, atoms, start, which, point_masses, epsilon, resolution, START_TOLERANCE, sizes,
+            span_places, places, first, second,
+        )  # fmt: skip
+        span, graph = open_span(first, span_places), open_graph(second, places)
+        if not follow(graph, clock, epsilon, tolerance, max_steps, counter):
+            break
         for i in range(count):
-            for e in range(padded(dimension)):
-                there.points[i, e] = cloud.parked[i, e] if e < dimension else 0.0
-        farthest = 0.0
-        for i in range(count):
-            square = 0.0
-            for e in range(dimension):
-                square += there.points[i, e] * there.points[i, e]
-            there.potential[0, i] = square
-            farthest = max(farthest, square)
-            there.self_potential[0, i] = 0.5 * epsilon * math.log(point_masses[0, i])
-            for e in range(padded(dimension)):
-                here.gradient[i, e] = 0.0
-        # The cost is at most (|x| + |y|)^2; a quarter of it starts the cold solution of the first transport.
-        farthest = math.sqrt(farthest) + math.sqrt(largest_square(coordinates, 1, hull, atoms))
-        stage = max(epsilon, farthest * farthest / 4.0)
-
-        clock.phase = 0
-        clock.steps = 0
-        clock.asked = 0
-        clock.step = 0.1
-        clock.singular = False
-        clock.jumped = False
-        while counter[0] >= 0:
-            request = advance(clock, track, count, dimension, point_masses, tolerance, max_steps)
-            if request == EVALUATE:
-                clock.error = evaluate(
-                    coordinates, node_masses, length, hull, dimension, there.points, count, point_masses, epsilon,
-                    stage, clock.inner, there, work,
-                )  # fmt: skip
-                stage = epsilon
-            elif request == CURVE:
-                clock.sliding = clock.jumping = math.nan
-                keep_plans(cloud, count, work)
-                exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
-                if not leading_hessian(
-                    coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
-                ):
-                    work.hessian[0, 0] = math.nan
-            elif request == SOLVE:
-                answer(clock, track, cloud, dimension, lead, exact, count, epsilon, work)
-                if clock.purpose == JUMPING and clock.shift > 0.0 and clock.definite and lead < hull == cloud.widest:
-                    # It was not definite without the shift, so it is singular: only its whole factor serves then.
-                    lead = hull
-                    fill_moment_columns(coordinates, length, hull, lead)
-                    for i in range(count):  # the last evaluation may be that of a refused step
-                        work.rows[0, i] = here.rows[0, i]
-                        for k in range(count):
-                            work.self_plan[i, k] = work.kept_self_plan[i, k]
-                    exact = is_exact(here.points, count, hull, dimension, lead, epsilon)
-                    clock.sliding = clock.jumping = math.nan
-                    if not leading_hessian(
-                        coordinates, length, hull, lead, here.points, count, here.pulled, point_masses, epsilon, work
-                    ):
-                        work.hessian[0, 0] = math.nan
-                    answer(clock, track, cloud, dimension, lead, exact, count, epsilon, work)
-            else:
-                break
-
-        for i in range(count):
-            potentials[graph, i] = here.potential[0, i]
-            self_potentials[graph, i] = here.self_potential[0, i]
+            potentials[which, i] = graph.here.potential[0, i]
+            self_potentials[which, i] = graph.here.self_potential[0, i]
             for d in range(features):
-                points[graph, i, d] = 0.0
-            for e in range(dimension):
-                for d in range(features):
-                    points[graph, i, d] += here.points[i, e] * cloud.basis[e, d]
-        residual[graph] = clock.residual
-        steps[graph] = clock.steps
-        status[graph] = clock.status
-        singular[graph] = clock.singular
+                value = 0.0
+                for e in range(graph.dimension):
+                    value += graph.here.points[i, e] * span.basis[e, d]
+                points[which, i, d] = value
+        residual[which] = clock.residual
+        steps[which] = clock.steps
+        status[which] = clock.status
+        singular[which] = clock.singular

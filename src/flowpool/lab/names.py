@@ -64,6 +64,7 @@ POOLS = {
     "sinkformer": "sinkformer.SinkformerPool",
     "otke": "otke.OTKEPool",
     "pswe": "pswe.PSWEPool",
+    "pswe-general": "pswe.GeneralisedPSWEPool",
     "wegl": "wegl.WEGLPool",
     "tw": "tw.TWPool",
     "tfgw": "tfgw.TFGWPool",

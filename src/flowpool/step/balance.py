@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flowpool.core.constants import BALANCED, COOLING, HALFWAY, MOST_STEPS, ROUNDING, WIDE
+from flowpool.core.constants import BALANCED, COOLING, DEFINITE, HALFWAY, MOST_STEPS, WIDE
 from flowpool.core.measures import Clouds
 from flowpool.step.ragged import arrays, opaque, ragged_sums
 
@@ -131,7 +131,7 @@ def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor, shares: Te
     # What stands on the diagonal is the sum of the rest of its row: no rounding can make this indefinite.
     shared = ragged_sums(plan, portions, clouds.ptr, False) * (1 - identity)  # (B, M, M)
     # The constant is free and changes nothing; the outer product ties it down.
-    tied = received.unsqueeze(-1) * received.unsqueeze(-2) + ROUNDING * identity
+    tied = received.unsqueeze(-1) * received.unsqueeze(-2) + DEFINITE * identity
     return missing, torch.linalg.cholesky_ex(torch.diag_embed(shared.sum(-1)) - shared + tied).L
 
 

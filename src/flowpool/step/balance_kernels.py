@@ -11,8 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from flowpool.core.constants import BALANCED, COOLING, HALFWAY, MOST_STEPS, ROUNDING, WIDE
-from flowpool.kernels.machine.jit import announce, entry, kernel
+from flowpool.core.constants import BALANCED, COOLING, DEFINITE, HALFWAY, MOST_STEPS, WIDE
+from flowpool.kernels.machine.jit import entry, kernel
 from flowpool.kernels.machine.lanes import (
     WIDTH,
     add,
@@ -121,7 +121,7 @@ def newton_step(portions, plan, length, count, shares, received, shared, factor,
             if k != i:
                 rest += shared[i, k]
                 factor[first + i, k] = received[0, i] * received[0, k] - shared[i, k]
-        factor[first + i, i] = rest + received[0, i] * received[0, i] + ROUNDING
+        factor[first + i, i] = rest + received[0, i] * received[0, i] + DEFINITE
         step[0, i] = shares[0, i] - received[0, i]
     factorise(factor, first, count)
     substitute(factor, first, count, step)
@@ -151,7 +151,7 @@ def balance_graphs(scores, masses, shares, ptr, counter, memory, portions, facto
         if size == 0:
             for i in range(count):
                 for k in range(count):
-                    factor[first + i, k] = math.sqrt(ROUNDING) if i == k else 0.0
+                    factor[first + i, k] = math.sqrt(DEFINITE) if i == k else 0.0
             continue
         length = padded(size)
         # Laid out afresh for each graph, which keeps a small one in the cache.
@@ -228,7 +228,6 @@ def solve(scores: Array, masses: Array, shares: Array, ptr: NDArray[np.int64], t
     portions, factors = np.empty_like(scores), np.empty((graphs * count, count))
     side, length = padded(count), padded(int(np.diff(ptr).max(initial=0)))
     room = (3 + side) * side + (1 + 3 * count) * length
-    announce(balance_graphs)
     run(
         lambda counter: balance_graphs(
             scores, masses[np.newaxis], shares[np.newaxis], ptr, counter, np.empty((1, room)), portions, factors
@@ -247,7 +246,6 @@ def adjoint(
     graphs, count = len(ptr) - 1, portions.shape[1]
     flat, to_scores, to_masses = factors.reshape(-1, count), np.empty_like(portions), np.empty_like(masses)
     to_shares = np.empty((graphs, count))
-    announce(adjoin_balances)
     run(
         lambda counter: adjoin_balances(
             portions, masses, ptr, flat, upstream, counter, to_scores, to_masses, to_shares

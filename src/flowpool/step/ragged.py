@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flowpool.engines.choice import HAS_NUMBA
+from flowpool.engines.choice import missing_kernels
 from flowpool.options import Engine
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -42,7 +42,7 @@ def opaque(fake: Callable[..., Any]) -> Callable[[_Function], _Function]:
 
 def use_kernels(engine: Engine, nodes: Tensor) -> bool:
     """Whether kernels compute; an error if they are asked for and cannot. Where not, torch computes the same."""
-    obstacle = None if HAS_NUMBA else "numba is not installed"
+    obstacle = missing_kernels()
     if nodes.device.type != "cpu":
         obstacle = f"it runs on the CPU, the nodes are on {nodes.device}"
     if engine == "compiled" and obstacle:

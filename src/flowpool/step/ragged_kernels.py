@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flowpool.kernels.machine.jit import announce, entry, kernel
+from flowpool.kernels.machine.jit import entry, kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, splat, store
 from flowpool.kernels.machine.rows import draw, rows_of, stay_apart
 from flowpool.kernels.machine.threads import run
@@ -87,7 +87,6 @@ def sums_of_products(left: Array, right: Array, ptr: NDArray[np.int64], threads:
     """Sum of the outer products of the rows ``(N, K)`` and ``(N, L)`` over each graph, ``(B, K, L)``."""
     graphs, count, width = len(ptr) - 1, left.shape[1], right.shape[1]
     total = np.empty((graphs * count, width))
-    announce(sum_graphs)
     run(
         lambda counter: sum_graphs(left, right, ptr, counter, total),
         graphs,
@@ -100,7 +99,6 @@ def products_of_rows(rows: Array, matrices: Array, ptr: NDArray[np.int64], threa
     """Each row ``(N, K)`` times the matrix of its graph ``(B, K, L)``, ``(N, L)``."""
     width = matrices.shape[2]
     flat, products = matrices.reshape(-1, width), np.empty((len(rows), width))
-    announce(multiply_graphs)
     run(
         lambda counter: multiply_graphs(rows, flat, ptr, counter, products),
         len(ptr) - 1,

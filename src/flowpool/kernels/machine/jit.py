@@ -1,7 +1,14 @@
 """How the kernels are compiled, and where the compiled code is kept.
 
 Only the entry points are cached on disk; they contain everything they call. Numba notices a change of the file an entry
-point stands in, but not of the others, so the folder carries a digest of all of them.
+point stands in, but not of the others, so the folder carries a digest of all of them. A cached file is used only if its
+checksum stands beside it: what is damaged is thrown away and compiled again, and where nothing can be written the kernels
+are compiled for the process alone.
+
+Two switches of the environment, for tests:
+
+* ``FLOWPOOL_CHECKED=1``: every access of every kernel is checked, and fails with an IndexError outside of its array.
+* ``FLOWPOOL_PLAIN=1``: Numba compiles as it always does, without :mod:`flowpool.kernels.machine.quick`.
 """
 
 from __future__ import annotations
@@ -11,117 +18,138 @@ import logging
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numba
-from numba import njit, types
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba import njit
 from numba.extending import register_jitable
 
+from flowpool.kernels.errors import KernelError
+
+CHECKED = os.environ.get("FLOWPOOL_CHECKED") == "1"
+TRIED = ("0.68.1",)  # versions of Numba whose internals the quick way has been tried with
+QUICK = numba.__version__ in TRIED and not CHECKED and os.environ.get("FLOWPOOL_PLAIN") != "1"
+
+if QUICK:
+    from flowpool.kernels.machine import quick
+
 # Of the floating-point liberties only those that keep the meaning of NaN and infinity.
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
-
-
-class _Part(JITCodeLibrary):
-    """Code that is only ever linked into an entry point, which is optimised and made machine code as a whole.
-
-    Numba on its own does both for every function with all that it calls, again and again.
-    """
-
-    def finalize(self) -> None:
-        for library in dict.fromkeys(self._linking_libraries):
-            self._reload_init.update(library._reload_init)
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        self._finalized = True
-
-    def get_pointer_to_function(self, name: str) -> int:
-        self._ensure_finalized()
-        return 0  # there is no machine code
-
-    @property
-    def codegen(self) -> Any:
-        return self
-
-    def set_env(self, name: str, environment: object) -> None:
-        """There is nowhere to put Python objects, and nothing that would use them."""
-
-
-class _PartCompiler(CompilerBase):
-    """Numba's own compiler, with the result in a :class:`_Part`."""
-
-    def define_pipelines(self) -> list[Any]:
-        self.state.library = _Part(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-        pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        pipeline.passes = [entry for entry in pipeline.passes if entry[0].__name__ not in _NEEDLESS]
-        return [pipeline]
-
-
-# Passes for what no part uses: closures, context managers, arrays as a whole, lists, branches on types, generated code.
-_NEEDLESS = {
-    "DeadBranchPrune",
-    "FindLiterallyCalls",
-    "GenericRewrites",
-    "InlineClosureLikes",
-    "InlineInlinables",
-    "InlineOverloads",
-    "LiteralUnroll",
-    "MakeFunctionToJitFunction",
-    "NopythonRewrites",
-    "RewriteDynamicRaises",
-    "RewriteSemanticConstants",
-    "WithLifting",
-}
-
-
-_PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _PartCompiler}
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}, "boundscheck": CHECKED}
+_log = logging.getLogger("flowpool")
+_announced = False
+_lock = threading.RLock()  # Numba compiles one thing at a time, and so do we
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A function that kernels call, compiled once for each set of types. It can neither print nor raise.
-
-    Numba on its own compiles it again for each constant that it is called with.
-    """
-    dispatcher = njit(**_PART, **_OPTIONS)(function)
-    resolve = dispatcher.get_call_template
-
-    def of_types(arguments: Any, keywords: Any) -> Any:
-        return resolve([types.unliteral(kind) for kind in arguments], keywords)
-
-    dispatcher.get_call_template = of_types
-    return dispatcher
+    """A function that kernels call. Compiled the quick way it can neither print nor raise."""
+    return quick.part(function, _OPTIONS) if QUICK else njit(**_OPTIONS)(function)
 
 
 # A plain function in Python, a kernel in kernels.
-shared = register_jitable(**_PART, **_OPTIONS)
+shared = register_jitable(**(quick.PART if QUICK else {}), **_OPTIONS)
 
 
-def entry(function: Callable[..., Any]) -> Any:
+def allocating(function: Callable[..., Any]) -> Any:
+    """A function that kernels call and that may make arrays."""
+    return njit(**_OPTIONS)(function)
+
+
+def _announce() -> None:
+    """Says once that kernels are being compiled."""
+    global _announced
+    if not _announced:
+        _announced = True
+        where = f"kept in {_FOLDER}" if _FOLDER else "for this process only: there is no private cache folder"
+        _log.warning("Compiling kernels; this takes half a minute, once (%s).", where)
+
+
+class entry:  # noqa: N801 - a decorator
     """A kernel that is called from Python: it runs without the interpreter's lock and is kept on disk."""
-    dispatcher = njit(nogil=True, **_OPTIONS)(function)
-    if _FOLDER is not None:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(_FOLDER)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = function.__name__
+        self._dispatcher: Any = None
+        self._uncached = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        dispatcher = self._dispatcher or self._prepare()
+        known = len(dispatcher.overloads)
         try:
-            dispatcher.enable_caching()
-        finally:
-            numba.config.CACHE_DIR = before
-    return dispatcher
+            result = dispatcher(*arguments)
+        except (IndexError, MemoryError):
+            raise  # of the kernel itself: the one in checked mode only
+        except Exception as error:
+            return self._without_disk(dispatcher, error)(*arguments)
+        if len(dispatcher.overloads) > known:
+            self._vouch()
+        return result
+
+    def _prepare(self) -> Any:
+        """The dispatcher, as the first call of a process needs it."""
+        with _lock:
+            if self._dispatcher is not None:
+                return self._dispatcher
+            dispatcher = njit(nogil=True, **_OPTIONS)(self.function)
+            if not self._trusted_files():
+                _announce()
+            if _FOLDER is not None:
+                before = numba.config.CACHE_DIR
+                numba.config.CACHE_DIR = str(_FOLDER)
+                try:
+                    dispatcher.enable_caching()
+                finally:
+                    numba.config.CACHE_DIR = before
+            self._dispatcher = dispatcher
+            return dispatcher
+
+    def _without_disk(self, failed: Any, error: Exception) -> Any:
+        """The kernel compiled for this process alone, after a cache that could be neither read nor written."""
+        with _lock:
+            if self._uncached:
+                raise KernelError(f"{self.name} could not be compiled: {error}") from error
+            if self._dispatcher is failed:
+                _log.warning("The cache of %s cannot be used (%s): compiling for this process only.", self.name, error)
+                self._dispatcher = njit(nogil=True, **_OPTIONS)(self.function)
+                self._uncached = True
+            return self
+
+    def _files(self) -> list[Path]:
+        return [] if _FOLDER is None else list(_FOLDER.rglob(f"*.{self.name}-*.nb?"))
+
+    def _trusted_files(self) -> list[Path]:
+        """The cached files that are as they were written; others are removed."""
+        files = self._files()
+        if all(_seal(path).is_file() and _seal(path).read_text() == _digest(path) for path in files):
+            return files
+        for path in files:
+            with suppress(OSError):
+                path.unlink()
+            with suppress(OSError):
+                _seal(path).unlink()
+        return []
+
+    def _vouch(self) -> None:
+        with suppress(OSError):
+            for path in self._files():
+                draft = path.with_name(f"{path.name}.{os.getpid()}")
+                draft.write_text(_digest(path))
+                os.replace(draft, _seal(path))
 
 
-def announce(dispatcher: Any) -> None:
-    """Says once that compilation is about to start, if there is nothing on disk for this entry point."""
-    name = dispatcher.py_func.__name__
-    if name in _announced:
-        return
-    _announced.add(name)
-    if _FOLDER is None or not any(_FOLDER.rglob(f"*.{name}-*.nbi")):
-        where = (
-            "for this process only: no private cache folder could be made" if _FOLDER is None else f"kept in {_FOLDER}"
-        )
-        logging.getLogger("flowpool").warning("Compiling %s; this takes some seconds, once (%s).", name, where)
+def _seal(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "unreadable"
 
 
 def _cache_folder() -> Path | None:
@@ -130,7 +158,7 @@ def _cache_folder() -> Path | None:
     folders = (package / "core", package / "kernels", package / "step")
     sources = [*sorted(path for folder in folders for path in folder.rglob("*.py")), package / "status.py"]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
-    digest.update(f"{numba.__version__} {sys.version}".encode())
+    digest.update(f"{numba.__version__} {sys.version} {CHECKED} {QUICK}".encode())
     root = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
     try:
         base = (Path(root) if root else Path.home() / ".cache") / "flowpool"
@@ -150,4 +178,13 @@ def _cache_folder() -> Path | None:
 
 
 _FOLDER = _cache_folder()
-_announced: set[str] = set()
+
+
+def _forget() -> None:
+    """In a forked child the lock may be held by a thread that does not exist there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -57,7 +57,8 @@ def load(_context: Any, rows: Any, row: Any, column: Any) -> Any:
     kind = _LANES[rows]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = builder.bitcast(item_pointer(context, builder, rows, *arguments), _VECTORS[kind].as_pointer())
+        start = item_pointer(context, builder, rows, arguments[0], arguments[1], arguments[2], kind.width)
+        pointer = builder.bitcast(start, _VECTORS[kind].as_pointer())
         return builder.load(pointer, align=kind.number.bitwidth // 8)
 
     return kind(rows, types.intp, types.intp), generate
@@ -69,7 +70,8 @@ def store(_context: Any, rows: Any, row: Any, column: Any, value: Any) -> Any:
     kind = _LANES[rows]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = builder.bitcast(item_pointer(context, builder, rows, *arguments[:3]), _VECTORS[kind].as_pointer())
+        start = item_pointer(context, builder, rows, arguments[0], arguments[1], arguments[2], kind.width)
+        pointer = builder.bitcast(start, _VECTORS[kind].as_pointer())
         builder.store(arguments[3], pointer, align=kind.number.bitwidth // 8)
         return context.get_dummy_value()
 

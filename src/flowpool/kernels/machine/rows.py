@@ -2,9 +2,10 @@
 
 A Numba array carries seven words and a reference count that is updated whenever it is passed on, which for arrays of a few
 dozen numbers costs more than the arithmetic. :class:`Rows` are two words that live in registers. They do not keep their
-memory alive: whoever makes them with :func:`rows_of` holds the array for as long as they are used.
+memory alive: whoever makes them holds the array for as long as they are used.
 
-``rows[i, j]`` reads and writes one number. Indices are not checked and never negative.
+``rows[i, j]`` reads and writes one number; ``j`` may run on into the rows that follow. In checked mode
+(:mod:`flowpool.kernels.machine.jit`) rows also know how many numbers they have, and an access outside of them raises.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+
+from flowpool.kernels.machine.jit import CHECKED
 
 
 class Rows(types.Type):
@@ -29,56 +31,72 @@ class Rows(types.Type):
 
 rows_type = Rows(types.float64)
 singles_type = Rows(types.float32)
-_INDEX = types.UniTuple(types.intp, 2)
+_WORD = ir.IntType(64)
 
 
 @register_model(Rows)
 class _RowsModel(models.StructModel):
     def __init__(self, manager: Any, frontend_type: Any) -> None:
         members = [("data", types.CPointer(frontend_type.number)), ("stride", types.intp)]
-        super().__init__(manager, frontend_type, members)
+        super().__init__(manager, frontend_type, members + [("size", types.intp)] * CHECKED)
 
 
-def item_pointer(context: Any, builder: Any, kind: Rows, rows: Any, row: Any, column: Any) -> Any:
-    """LLVM pointer to one entry of rows of some kind."""
+def item_pointer(context: Any, builder: Any, kind: Rows, rows: Any, row: Any, column: Any, width: int = 1) -> Any:
+    """LLVM pointer to the first of ``width`` neighbouring entries of rows of some kind."""
     structure = cgutils.create_struct_proxy(kind)(context, builder, value=rows)
-    return builder.gep(structure.data, [builder.add(builder.mul(row, structure.stride), column)])
+    place = builder.add(builder.mul(row, structure.stride), column)
+    if CHECKED:
+        low = builder.icmp_signed("<", place, ir.Constant(_WORD, 0))
+        high = builder.icmp_signed(">", builder.add(place, ir.Constant(_WORD, width)), structure.size)
+        with builder.if_then(builder.or_(low, high), likely=False):
+            context.call_conv.return_user_exc(builder, IndexError, ("a kernel reaches outside of its rows",))
+    return builder.gep(structure.data, [place])
 
 
-@infer_global(operator.getitem)
-class _ReadTemplate(AbstractTemplate):
-    def generic(self, arguments: Any, keywords: Any) -> Any:
-        if isinstance(arguments[0], Rows):
-            return signature(arguments[0].number, arguments[0], _INDEX)
-        return None
-
-
-@infer_global(operator.setitem)
-class _WriteTemplate(AbstractTemplate):
-    def generic(self, arguments: Any, keywords: Any) -> Any:
-        if isinstance(arguments[0], Rows):
-            return signature(types.none, arguments[0], _INDEX, arguments[0].number)
-        return None
-
-
-@lower_builtin(operator.getitem, Rows, types.UniTuple)
-def _read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    row, column = cgutils.unpack_tuple(builder, arguments[1])
-    return builder.load(item_pointer(context, builder, signature.args[0], arguments[0], row, column))
-
-
-@lower_builtin(operator.setitem, Rows, types.UniTuple, types.Float)
-def _write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    row, column = cgutils.unpack_tuple(builder, arguments[1])
-    builder.store(arguments[2], item_pointer(context, builder, signature.args[0], arguments[0], row, column))
-    return context.get_dummy_value()
-
-
-def make_rows(context: Any, builder: Any, data: Any, stride: Any, kind: Rows = rows_type) -> Any:
-    """Rows of some kind from an LLVM pointer and the distance between rows."""
+def make_rows(context: Any, builder: Any, data: Any, stride: Any, size: Any, kind: Rows = rows_type) -> Any:
+    """Rows of some kind from an LLVM pointer, the distance between rows, and how many numbers there are."""
     structure = cgutils.create_struct_proxy(kind)(context, builder)
     structure.data, structure.stride = data, stride
+    if CHECKED:
+        structure.size = size
     return structure._getvalue()
+
+
+@type_callable(operator.getitem)
+def _type_read(_context: Any) -> Any:
+    def typer(rows: Any, _index: Any) -> Any:
+        return rows.number if isinstance(rows, Rows) else None
+
+    return typer
+
+
+@type_callable(operator.setitem)
+def _type_write(_context: Any) -> Any:
+    def typer(rows: Any, _index: Any, _value: Any) -> Any:
+        return types.none if isinstance(rows, Rows) else None
+
+    return typer
+
+
+def _entry(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    row, column = cgutils.unpack_tuple(builder, arguments[1])
+    kinds = signature.args[1].types
+    row, column = (
+        context.cast(builder, value, kind, types.intp) for value, kind in zip((row, column), kinds, strict=True)
+    )
+    return item_pointer(context, builder, signature.args[0], arguments[0], row, column)
+
+
+@lower_builtin(operator.getitem, Rows, types.BaseTuple)
+def _read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.load(_entry(context, builder, signature, arguments))
+
+
+@lower_builtin(operator.setitem, Rows, types.BaseTuple, types.Number)
+def _write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    value = context.cast(builder, arguments[2], signature.args[2], signature.args[0].number)
+    builder.store(value, _entry(context, builder, signature, arguments))
+    return context.get_dummy_value()
 
 
 @intrinsic
@@ -88,7 +106,7 @@ def rows_of(_context: Any, array: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         structure = context.make_array(signature.args[0])(context, builder, arguments[0])
         stride = builder.extract_value(structure.shape, 1)
-        return make_rows(context, builder, structure.data, stride)
+        return make_rows(context, builder, structure.data, stride, structure.nitems)
 
     return rows_type(array), generate
 
@@ -99,7 +117,8 @@ def part(_context: Any, rows: Any, offset: Any, stride: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=arguments[0])
-        return make_rows(context, builder, builder.gep(structure.data, [arguments[1]]), arguments[2])
+        size = builder.sub(structure.size, arguments[1]) if CHECKED else None
+        return make_rows(context, builder, builder.gep(structure.data, [arguments[1]]), arguments[2], size)
 
     return rows_type(rows_type, types.intp, types.intp), generate
 
@@ -110,7 +129,8 @@ def from_column(_context: Any, rows: Any, column: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=arguments[0])
-        return make_rows(context, builder, builder.gep(structure.data, [arguments[1]]), structure.stride)
+        size = builder.sub(structure.size, arguments[1]) if CHECKED else None
+        return make_rows(context, builder, builder.gep(structure.data, [arguments[1]]), structure.stride, size)
 
     return rows_type(rows_type, types.intp), generate
 
@@ -136,6 +156,6 @@ def draw(_context: Any, counter: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         structure = context.make_array(signature.args[0])(context, builder, arguments[0])
-        return builder.atomic_rmw("add", structure.data, ir.Constant(ir.IntType(64), 1), "monotonic")
+        return builder.atomic_rmw("add", structure.data, ir.Constant(_WORD, 1), "monotonic")
 
     return types.int64(counter), generate

@@ -16,22 +16,19 @@ from numpy.typing import NDArray
 
 STOP = -(2**62)  # a counter that stays negative, however many draw from it
 
-_pools: dict[int, ThreadPoolExecutor] = {}
+MOST = 256  # threads; they are made when they are first needed
+
 _lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
 
 
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """The pool of this process. A forked child inherits the object but not its threads, so it makes its own."""
-    process = os.getpid()
+def _helpers() -> ThreadPoolExecutor:
+    """The pool of this process. It is made once and never ended, so that nobody can hold one that takes no work."""
+    global _pool
     with _lock:
-        pool = _pools.get(process)
-        if pool is None or pool._max_workers < threads:
-            # An outgrown pool finishes what it was given and then ends its threads.
-            if pool is not None:
-                pool.shutdown(wait=False)
-            _pools.clear()
-            pool = _pools[process] = ThreadPoolExecutor(threads, thread_name_prefix="flowpool")
-        return pool
+        if _pool is None:
+            _pool = ThreadPoolExecutor(MOST, thread_name_prefix="flowpool")
+        return _pool
 
 
 def run(work: Callable[[NDArray[np.int64]], None], pieces: int, threads: int, patient: bool = False) -> None:
@@ -44,8 +41,7 @@ def run(work: Callable[[NDArray[np.int64]], None], pieces: int, threads: int, pa
     """
     counter = np.zeros(1, np.int64)
     if patient:
-        count = min(threads, pieces)
-        futures = [_pool(count).submit(work, counter) for _ in range(count)]
+        futures = [_helpers().submit(work, counter) for _ in range(min(threads, pieces, MOST))]
         try:
             while wait(futures, timeout=0.1).not_done:
                 pass
@@ -56,11 +52,7 @@ def run(work: Callable[[NDArray[np.int64]], None], pieces: int, threads: int, pa
         for future in futures:
             future.result()
         return
-    helpers = min(threads, pieces) - 1
-    futures = []
-    if helpers > 0:
-        pool = _pool(helpers)
-        futures = [pool.submit(work, counter) for _ in range(helpers)]
+    futures = [_helpers().submit(work, counter) for _ in range(min(threads, pieces, MOST) - 1)]
     try:
         work(counter)
     finally:
@@ -69,10 +61,9 @@ def run(work: Callable[[NDArray[np.int64]], None], pieces: int, threads: int, pa
 
 
 def _forget() -> None:
-    """In a forked child the lock may be held by a thread that does not exist there."""
-    global _lock
-    _lock = threading.Lock()
-    _pools.clear()
+    """A forked child inherits the pool but not its threads, and the lock may be held by a thread that does not exist there."""
+    global _lock, _pool
+    _lock, _pool = threading.Lock(), None
 
 
 if hasattr(os, "register_at_fork"):

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flowpool.core.divergence import Energy, Evaluation, make_energy
-from flowpool.core.hessian import hessian
+from flowpool.core.hessian import dense_hessian
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import Exhibit, Progress
 
@@ -73,7 +73,7 @@ def condition_numbers(points: Tensor, nodes: Tensor, epsilon: float | Tensor, de
     """kappa_x and kappa_y of a batch of clouds ``(B, M, D)`` and ``(B, N, D)``, each ``(B,)``."""
     energy = make_energy(points, nodes, epsilon, debias=debias)
     solved = energy.evaluate(points, tolerance=_TIGHT)
-    matrix = hessian(energy, solved).matrix
+    matrix = dense_hessian(energy, solved)
     if matrix is None:
         raise ValueError(f"{points.shape[1]} points in {points.shape[2]} dimensions are too many to form the Hessian.")
     length = norm(solved.gradient)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flowpool import flow_pool
 from flowpool.core.divergence import make_energy
-from flowpool.core.hessian import hessian
+from flowpool.core.hessian import dense_hessian
 from flowpool.lab.figures import style
 from flowpool.lab.figures.conditioning import node_jacobian
 from flowpool.lab.figures.exhibit import Exhibit, Progress
@@ -99,7 +99,7 @@ def follow_jacobians(start: Tensor, nodes: Tensor, epsilon: float, debias: bool,
     shares, totals = [], []
     for step in range(num_steps + 1):
         here = energy.evaluate(points, here, 1e-14)
-        matrix, mixed = hessian(energy, here).matrix, node_jacobian(energy, here)[0]
+        matrix, mixed = dense_hessian(energy, here), node_jacobian(energy, here)[0]
         if matrix is None:
             raise ValueError(f"{start.numel()} coordinates are too many to form the Hessian.")
         curvature = matrix[0]

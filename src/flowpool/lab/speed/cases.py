@@ -42,11 +42,12 @@ def graph_case(name: str, width: int, num_points: int, count: int = 32, data: st
         nodes = batch.x @ torch.randn(batch.x.shape[1], width, generator=generator) / batch.x.shape[1] ** 0.5
     else:
         batch = dataset.batch(chosen)
-        nodes = _random_gin(batch, width, generator)
+        nodes = random_gin(batch, width, generator)
     return Case(name, nodes.float().contiguous(), batch.batch, count, num_points)
 
 
-def _random_gin(batch: GraphBatch, width: int, generator: torch.Generator) -> Tensor:
+def random_gin(batch: GraphBatch, width: int, generator: torch.Generator) -> Tensor:
+    """Features behind a GIN of two layers with random weights, ``(N, width)``."""
     nodes = batch.x
     for _ in range(2):
         summed = nodes.index_add(0, batch.edge_index[1], nodes[batch.edge_index[0]])

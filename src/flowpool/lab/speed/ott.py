@@ -13,7 +13,7 @@ from flowpool.core.frame import make_frame
 from flowpool.core.measures import make_clouds
 from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.engines import torch_engine as batching
-from flowpool.engines.torch_engine import Problem
+from flowpool.engines.torch_engine import Framed
 from flowpool.lab.speed.cases import Case
 
 
@@ -64,14 +64,12 @@ def time_ott(case: Case, epsilon: float, steps: int) -> OttRun:
         began = time.perf_counter()
         run(start, nodes, masses).block_until_ready()
         best = min(best, time.perf_counter() - began)
-    judged = batching.judge(
-        Problem(problem.clouds, torch.tensor(points.tolist(), dtype=torch.float64), *_rest(problem))
-    )
+    judged = batching.judge(Framed(problem.clouds, torch.tensor(points.tolist(), dtype=torch.float64), *_rest(problem)))
     share = float((judged.residual <= 1e-5).double().mean())
     return OttRun(steps, best, share, float(judged.residual.median()))
 
 
-def framed(case: Case, epsilon: float) -> Problem:
+def framed(case: Case, epsilon: float) -> Framed:
     """The case as the solver sees it."""
     reference = torch.randn(case.num_points, case.width, generator=torch.Generator().manual_seed(0)).double()
     clouds, _ = make_clouds(case.nodes.double(), case.batch, num_graphs=case.num_graphs)
@@ -79,14 +77,14 @@ def framed(case: Case, epsilon: float) -> Problem:
     geometry = Geometry(SquaredEuclidean())
     frame = make_frame(clouds, geometry, levels, reference, True)
     weights = torch.full((case.num_points,), 1 / case.num_points, dtype=torch.float64)
-    return Problem(frame.clouds, frame.start, weights, levels, geometry, True)
+    return Framed(frame.clouds, frame.start, weights, levels, geometry, True)
 
 
-def _rest(problem: Problem) -> tuple[Tensor, Tensor, Geometry, bool]:
+def _rest(problem: Framed) -> tuple[Tensor, Tensor, Geometry, bool]:
     return problem.point_masses, problem.epsilon, problem.geometry, problem.debias
 
 
-def _one_bucket(problem: Problem) -> list[tuple[Tensor, Tensor]]:
+def _one_bucket(problem: Framed) -> list[tuple[Tensor, Tensor]]:
     clouds = problem.clouds
     widest = int(clouds.sizes.max())
     nodes = clouds.nodes.new_zeros(clouds.num_graphs, widest, clouds.nodes.shape[1])

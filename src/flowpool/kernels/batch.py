@@ -1,22 +1,20 @@
-"""The compiled engine as functions of NumPy arrays.
+"""The kernels on a batch of graphs, as functions of NumPy arrays.
 
 :func:`arrange` sorts the nodes, :func:`frame` finds the frames of the graphs, :func:`begin` places the start in them,
 :func:`solve` finds the stationary points, :func:`end` hands them out, and :func:`adjoint` takes gradients back to the
-nodes as they were given. They check nothing but what would make the kernels read or write outside their arrays. What
-graphs may be given, and what becomes of the answers, is decided by :mod:`flowpool.engines.compiled`.
+nodes as they were given. They check nothing but what would make the kernels read or write outside their arrays.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flowpool.core.law import CLOCK
 from flowpool.kernels.adjoint import adjoint_graphs
-from flowpool.kernels.cloud import scratch_size
-from flowpool.kernels.flow import CLOCK
 from flowpool.kernels.frame import (
     CLOUD,
     SINGLE,
@@ -30,13 +28,11 @@ from flowpool.kernels.frame import (
     share_masses,
     unshare_masses,
 )
-from flowpool.kernels.machine.jit import announce
 from flowpool.kernels.machine.threads import run
-from flowpool.kernels.scratch import PLACES
 from flowpool.kernels.solve import solve_graphs
 
 if TYPE_CHECKING:
-    from flowpool.kernels.singular import SingularAdjoint
+    from flowpool.kernels.large import LargeGraph
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -117,15 +113,6 @@ class Adjoint(NamedTuple):
     damped: NDArray[np.bool_]
 
 
-class Wide(Protocol):
-    """Who has the adjoint of one graph that has too many directions for :func:`adjoint_singular`."""
-
-    def __call__(
-        self, nodes: Array, masses: Array, points: Array, potential: Array, self_potential: Array, point_masses: Array,
-        epsilon: float, ridge: float, cotangent: Array,
-    ) -> SingularAdjoint: ...  # fmt: skip
-
-
 class _Inside(NamedTuple):
     """Gradients in the frames of the graphs, as :func:`flowpool.kernels.adjoint.adjoint_graphs` fills it."""
 
@@ -133,22 +120,22 @@ class _Inside(NamedTuple):
     masses: Array
     epsilon: Array
     residual: Array
-    ok: NDArray[np.bool_]  # the Hessian is definite and the ridge a small correction; elsewhere all is zero
+    damped: NDArray[np.bool_]
 
 
-def arrange(nodes: Floats, graph: Index, graphs: int) -> tuple[Index, Index]:
-    """Offsets ``(B + 1,)`` of the graphs, and the order ``(N,)`` that sorts nodes by graph and then by features.
+def arrange(nodes: Floats, graph: Index, ptr: Index) -> Index:
+    """The order ``(N,)`` that sorts nodes by graph and then by features.
 
     Args:
         nodes: ``(N, D)``.
         graph: of each node, ``(N,)``, from 0 to B - 1.
-        graphs: B.
+        ptr: offsets of the sorted graphs, ``(B + 1,)``.
     """
-    ptr = np.zeros(graphs + 1, np.int64)
-    np.cumsum(np.bincount(graph, minlength=graphs), out=ptr[1:])
+    if graph.shape != (len(nodes),) or not np.array_equal(np.diff(ptr), np.bincount(graph, minlength=len(ptr) - 1)):
+        raise ValueError(f"ptr {ptr.shape} does not count the graphs of {len(nodes)} nodes, {graph.shape}.")
     order, spare, keys = np.empty_like(graph), np.empty_like(graph), np.empty(len(graph))
     order_nodes(nodes, graph, ptr, _direction(nodes.shape[1]), order, spare, keys)
-    return ptr, order
+    return order
 
 
 @lru_cache
@@ -210,13 +197,12 @@ def begin(frames: Frames, reference: Array, epsilon: Array, relative: bool) -> t
     return start, level
 
 
-def end(frames: Frames, solved: Solved, tolerance: float, precision: np.dtype[Any]) -> Floats:
+def end(frames: Frames, solved: Solved, precision: np.dtype[Any]) -> Floats:
     """X* outside the frames, ``(B, M, D)``; the residual and the status of :class:`Solved` become those of the caller."""
     placed: Floats = np.empty(solved.points.shape, precision)
     place_points(
-        solved.points, frames.mean, frames.scale, frames.kind, solved.singular, tolerance, solved.residual,
-        solved.status, placed,
-    )  # fmt: skip
+        solved.points, frames.mean, frames.scale, frames.kind, solved.singular, solved.residual, solved.status, placed
+    )
     return placed
 
 
@@ -264,21 +250,14 @@ def solve(
 
         def work(counter: Index) -> None:
             solve_graphs(
-                framed, bits, masses, ptr, start, point_masses, epsilon, resolution, tolerance, max_steps, small,
-                counter, np.zeros(1, CLOCK), *_scratch(count, features, most), *result,
+                framed, bits, masses, ptr, most, start, point_masses, epsilon, resolution, tolerance, max_steps, small,
+                counter, np.zeros(1, CLOCK), *result,
             )  # fmt: skip
 
-        announce(solve_graphs)
         run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
+    targets: tuple[NDArray[Any], ...] = result
     for graph in large:
-        from flowpool.kernels.large import solve_large
-
-        own = slice(ptr[graph], ptr[graph + 1])
-        found = solve_large(
-            nodes[own], frames.mean[graph], frames.scale[graph], masses[own], start[graph], point_masses,
-            float(epsilon[graph]), tolerance, max_steps, threads,
-        )  # fmt: skip
-        targets: tuple[NDArray[Any], ...] = result
+        found = _large(batch, frames, graph, point_masses, epsilon, threads).solve(start[graph], tolerance, max_steps)
         for target, value in zip(targets, found, strict=True):
             target[graph] = value
     return result
@@ -289,6 +268,7 @@ def adjoint(
     order: Index,
     frames: Frames,
     weights: Array,
+    reference: Array,
     points: Array,
     potentials: Array,
     self_potentials: Array,
@@ -299,19 +279,18 @@ def adjoint(
     ridge: float,
     cotangent: Array,
     threads: int,
-    wide: Wide,
 ) -> Adjoint:
     """Gradients of ``<cotangent, X*>`` with X* outside the frames, given what :func:`solve` returned.
 
     Args:
         order: which node of the caller stands at each place, ``(N,)``.
         weights: as for :func:`frame`.
+        reference: as for :func:`begin`. Where it is absolute, flat directions of X* depend on the frame through it.
         points, potentials, self_potentials: of :class:`Solved`.
         epsilon: as given, ``(B,)``.
         relative: as for :func:`begin`.
         ridge: lambda of the Tikhonov term in units of ``(2 / M)^2``.
         cotangent: V, ``(B, M, D)``.
-        wide: the adjoint of a graph in its frame, for those with a singular Hessian too large for eigenvectors.
         Others as for :func:`solve`.
     """
     graphs, count, features = points.shape
@@ -324,7 +303,8 @@ def adjoint(
     _require(epsilon, (graphs,), "epsilon")
     if order.shape != (len(nodes),):
         raise ValueError(f"order has shape {order.shape}; expected ({len(nodes)},).")
-    level = epsilon if relative else epsilon / frames.unit**2
+    start, level = begin(frames, reference, epsilon, relative)
+    left = np.zeros((0 if relative else graphs, count, features))  # of the cotangent, along flat directions
     seed = cotangent * frames.scale[:, None]  # gradient in X* in the frame
     # Rows of large graphs stay untouched and so cost no memory.
     inside = _Inside(
@@ -335,7 +315,7 @@ def adjoint(
         np.zeros(graphs, np.bool_),
     )
     to_nodes, to_masses = np.zeros(nodes.shape, nodes.dtype), np.zeros(len(nodes))
-    to_weights, damped = np.zeros((graphs, features)), np.zeros(graphs, np.bool_)
+    to_weights = np.zeros((graphs, features))
     small, large = _split(sizes, frames, count, features)
     single = np.flatnonzero(frames.kind == SINGLE)
     others = np.concatenate([small, single]) if len(single) else small
@@ -346,45 +326,40 @@ def adjoint(
 
         def work(counter: Index) -> None:
             adjoint_graphs(
-                framed, bits, masses, ptr, points, potentials, self_potentials, point_masses, level, resolution, ridge,
-                seed, small, counter, *_scratch(count, features, most), *inside,
+                framed, bits, masses, ptr, most, points, potentials, self_potentials, point_masses, level, resolution,
+                ridge, seed, small, counter, left, *inside,
             )  # fmt: skip
 
-        announce(adjoint_graphs)
-        run(work, len(small), threads)
-        for graph in small[~inside.ok[small]]:
-            from flowpool.kernels.singular import adjoint_singular
-
-            own = slice(ptr[graph], ptr[graph + 1])
-            one = (
-                framed[own], masses[own], points[graph], potentials[graph], self_potentials[graph], point_masses,
-                float(level[graph]), ridge, seed[graph],
-            )  # fmt: skip
-            found = adjoint_singular(*one) or wide(*one)
-            inside.nodes[own], inside.masses[own] = found.nodes, found.masses
-            inside.epsilon[graph], inside.residual[graph], damped[graph] = found[2:]
+        run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
     shape = (frames.kind, frames.scale, frames.unit, frames.share, weights, points, cotangent)
+    begun = np.zeros((2, graphs, features))
+    if not relative:
+        begun = np.stack([left.sum(1), (left * start).sum(1)])
     leave_frames(
         framed, masses, ptr, order, others, *shape, level, relative, inside.nodes, inside.masses, inside.epsilon,
-        np.empty((5, features)), to_nodes, to_masses, to_weights,
+        *begun, np.empty((5, features)), to_nodes, to_masses, to_weights,
     )  # fmt: skip
     for graph in large:
-        from flowpool.kernels.large import Leaving, adjoint_large
+        from flowpool.kernels.large import Leaving
 
-        own = slice(ptr[graph], ptr[graph + 1])
-        answer = adjoint_large(
-            nodes[own], frames.mean[graph], frames.scale[graph], masses[own], points[graph], potentials[graph],
-            self_potentials[graph], point_masses, float(level[graph]), ridge, seed[graph], threads,
-        )  # fmt: skip
-        shift, stretch, tilt = np.empty((3, features))
-        bend = frame_response(
-            graph, *shape, answer.total, answer.moment, answer.epsilon, level[graph], relative, shift, stretch, tilt,
+        own, one = slice(ptr[graph], ptr[graph + 1]), _large(batch, frames, graph, point_masses, level, threads)
+        answer = one.adjoint(points[graph], potentials[graph], self_potentials[graph], seed[graph], ridge)
+        frame_terms = np.empty((4, features))
+        frame_terms[3] = frame_response(
+            graph,
+            *shape,
+            answer.total,
+            answer.moment,
+            answer.epsilon,
+            level[graph],
+            relative,
+            *frame_terms[:3],
             to_weights,
-        )  # fmt: skip
-        answer.write(Leaving(order[own], shift, stretch, tilt, bend, to_nodes, to_masses[own]))
-        inside.epsilon[graph], inside.residual[graph], damped[graph] = answer.epsilon, answer.residual, answer.damped
+        )
+        one.write(answer, Leaving(order[own], frame_terms, to_nodes, to_masses[own]))
+        inside.epsilon[graph], inside.residual[graph], inside.damped[graph] = answer[0], answer.residual, answer.damped
     to_epsilon = inside.epsilon if relative else inside.epsilon / frames.unit**2
-    return Adjoint(to_nodes, to_masses, to_epsilon, to_weights.sum(0), inside.residual, damped)
+    return Adjoint(to_nodes, to_masses, to_epsilon, to_weights.sum(0), inside.residual, inside.damped)
 
 
 def _split(sizes: Index, frames: Frames, count: int, features: int) -> tuple[Index, Index]:
@@ -402,17 +377,12 @@ def _framed(batch: Batch, frames: Frames, graphs: Index) -> Array:
     return framed
 
 
-def _scratch(count: int, features: int, most: int) -> tuple[NDArray[np.generic], ...]:
-    """Memory of one thread for graphs of up to ``most`` nodes."""
-    slots = 1 << max(2 * most - 1, 1).bit_length()
-    return (
-        np.zeros((1, scratch_size(count, features, most))),
-        np.full(slots, -1, np.int64),
-        np.empty(most, np.int64),
-        np.empty(most),
-        np.empty(most, np.int64),
-        np.empty((PLACES, 2), np.int64),
-    )
+def _large(batch: Batch, frames: Frames, graph: int, point_masses: Array, epsilon: Array, threads: int) -> LargeGraph:
+    from flowpool.kernels.large import LargeGraph
+
+    own, level = slice(batch.ptr[graph], batch.ptr[graph + 1]), float(epsilon[graph])
+    mean, scale = frames.mean[graph], frames.scale[graph]
+    return LargeGraph(batch.nodes[own], batch.masses[own], mean, scale, point_masses, level, threads)
 
 
 def _require(value: Array, shape: tuple[int, ...], name: str) -> None:

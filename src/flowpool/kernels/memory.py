@@ -1,0 +1,197 @@
+"""The arrays that a graph needs while it is solved, by name and shape.
+
+Two tables: :data:`SPAN` for the rotation into the hull of the nodes, which finds R, and :data:`GRAPH` for everything that is
+as large as R says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flowpool.kernels.machine.jit import shared
+from flowpool.kernels.machine.linear import padded
+from flowpool.kernels.machine.memory import PLACE, Field, Table, arranger, doubles, number, opener, singles
+
+BLOCK = 128  # nodes whose moments are taken at once; the weights of a block stay in the first-level cache
+
+# The sizes that shapes are made of.
+(
+    ONE,
+    POINTS,  # M
+    NODES,  # N, padded to whole lanes
+    FEATURES,  # D
+    REACH,  # largest possible R
+    TURNED,  # 1 + the above
+    SPANNED,  # coordinates that nodes and start may need together, and a candidate
+    ROW,  # the longer of N and D
+    HULL,  # R, directions that the nodes span
+    COORDINATES,  # Q >= R, directions that nodes and points span
+    AFFINE,  # Q + 1
+    LEAD,  # K <= R, directions of which the Hessian is formed
+    COLUMNS,  # 1 + R + K (K + 1) / 2: the rows of the nodes with their products
+    FLAT,  # 1 + R
+    PAIRS,  # M (M + 1) / 2
+    BLOCKS,
+    MOMENTS,  # 1 + K + K (K + 1) / 2
+    UNKNOWNS,  # M K
+    SQUARE,  # M K + 1, an even number of rows at least
+    WIDE,  # M K and one more block, because a block may be stored past the last column
+    TWICE,  # 2 M
+    SIZES,
+) = range(22)
+
+# Nodes and start while they are rotated.
+SPAN = Table(
+    "Span",
+    basis=doubles(SPANNED, FEATURES),
+    rest=doubles(FEATURES, NODES),  # what is left of the nodes outside the hull so far
+    turned=doubles(TURNED, NODES),  # a row of ones, then the coordinates of the nodes
+    row=doubles(ONE, ROW),
+    parked=doubles(POINTS, FEATURES),
+    outside=doubles(POINTS, FEATURES),
+)
+
+# Points and what is known about them.
+_PLACE = Table(
+    "Place",
+    points=doubles(POINTS, COORDINATES),
+    gradient=doubles(POINTS, COORDINATES),
+    pulled=doubles(POINTS, COORDINATES),  # P Y
+    potential=doubles(ONE, POINTS),  # f
+    self_potential=doubles(ONE, POINTS),  # h
+    rows=doubles(ONE, POINTS),  # P 1
+)
+
+
+def _tangent(name: str, array: Callable[[int, int], Field]) -> Table:
+    """The plan where the Hessian was taken, and how it changes along a direction, in one of two precisions."""
+    return Table(
+        name,
+        conditional=array(POINTS, NODES),  # A
+        plan=array(POINTS, NODES),  # P
+        change=array(POINTS, NODES),  # dP or dA
+        dual=array(ONE, NODES),  # dg
+        scaled=array(POINTS, AFFINE),  # the direction
+    )
+
+
+GRAPH = Table(
+    "Graph",
+    # The nodes and the masses.
+    point_masses=doubles(ONE, POINTS),
+    masses=doubles(ONE, NODES),
+    nodes=doubles(COLUMNS, NODES),  # a row of ones, the R coordinates, the products of the first K of them
+    single_nodes=singles(FLAT, NODES),  # the first 1 + R of these rows in float32
+    length=number(NODES),
+    count=number(POINTS),
+    hull=number(HULL),
+    dimension=number(COORDINATES),
+    lead=number(LEAD),
+    # Where the points are on their way, and vectors of the law of the flow.
+    here=_PLACE,
+    there=_PLACE,
+    velocity=doubles(POINTS, COORDINATES),
+    swerve=doubles(POINTS, COORDINATES),
+    first=doubles(POINTS, COORDINATES),  # k1 of Rosenbrock 2
+    newton=doubles(POINTS, COORDINATES),  # the Newton step
+    right=doubles(POINTS, COORDINATES),
+    solution=doubles(POINTS, COORDINATES),
+    # Scratch of linear systems.
+    search=doubles(POINTS, COORDINATES),
+    image=doubles(POINTS, COORDINATES),
+    ready=doubles(POINTS, COORDINATES),
+    rest=doubles(POINTS, COORDINATES),
+    other=doubles(POINTS, COORDINATES),
+    # Scratch of the inner problems.
+    gibbs=doubles(POINTS, NODES),
+    conditional=doubles(POINTS, NODES),  # A
+    plan=doubles(POINTS, NODES),  # P
+    sums=doubles(ONE, NODES),
+    old_sums=doubles(ONE, NODES),
+    scaling=doubles(ONE, POINTS),
+    old_scaling=doubles(ONE, POINTS),
+    shift=doubles(ONE, POINTS),
+    trial_shift=doubles(ONE, POINTS),
+    step=doubles(ONE, POINTS),
+    small_right=doubles(ONE, POINTS),
+    rows=doubles(ONE, POINTS),
+    old_rows=doubles(ONE, POINTS),
+    self_rows=doubles(ONE, POINTS),
+    overlap=doubles(POINTS, POINTS),  # P A^T
+    small=doubles(POINTS, POINTS),
+    inverse=doubles(ONE, POINTS),
+    self_gibbs=doubles(POINTS, POINTS),
+    self_plan=doubles(POINTS, POINTS),  # Q
+    columns=doubles(COORDINATES, POINTS),  # X^T
+    scaled=doubles(POINTS, AFFINE),
+    # The Hessian: what its products need,
+    kept_self_plan=doubles(POINTS, POINTS),
+    self_change=doubles(POINTS, POINTS),  # dQ
+    inner=doubles(POINTS, POINTS),  # X W^T
+    response=doubles(POINTS, POINTS),
+    response_inverse=doubles(ONE, POINTS),
+    self_response=doubles(POINTS, POINTS),
+    self_response_inverse=doubles(ONE, POINTS),
+    double=_tangent("Tangent", doubles),
+    single=_tangent("SingleTangent", singles),
+    # and its part in the leading coordinates, with two factors of it.
+    pairs=doubles(PAIRS, BLOCKS),  # P_ij A_lj
+    moments=doubles(PAIRS, MOMENTS),
+    block_moments=doubles(PAIRS, MOMENTS),
+    lead_points=doubles(POINTS, LEAD),
+    lead_pulled=doubles(POINTS, LEAD),
+    mean=doubles(ONE, LEAD),
+    lever=doubles(ONE, LEAD),
+    apart=doubles(ONE, LEAD),
+    second=doubles(LEAD, LEAD),
+    unit=doubles(LEAD, LEAD),
+    own_block=doubles(UNKNOWNS, LEAD),
+    follow=doubles(TWICE, WIDE),
+    weighted_follow=doubles(TWICE, WIDE),
+    hessian=doubles(SQUARE, WIDE),
+    slide_factor=doubles(SQUARE, WIDE),
+    slide_pivots=doubles(ONE, UNKNOWNS),
+    newton_factor=doubles(SQUARE, WIDE),
+    newton_pivots=doubles(ONE, UNKNOWNS),
+    flat_right=doubles(ONE, UNKNOWNS),
+    flat_solution=doubles(ONE, UNKNOWNS),
+)
+
+arrange_span, open_span = arranger(SPAN), opener(SPAN)
+arrange_graph, open_graph = arranger(GRAPH), opener(GRAPH)
+SPAN_PLACES, GRAPH_PLACES = (len(SPAN.shapes), PLACE), (len(GRAPH.shapes), PLACE)
+
+
+@shared
+def set_span_sizes(sizes, count, atoms, features):  # type: ignore[no-untyped-def]
+    """Sizes that are known before the nodes are rotated."""
+    sizes[ONE] = 1
+    sizes[POINTS] = count
+    sizes[NODES] = padded(atoms)
+    sizes[FEATURES] = features
+    sizes[REACH] = min(features, atoms)
+    sizes[TURNED] = 1 + sizes[REACH]
+    sizes[SPANNED] = 1 + min(features, sizes[REACH] + count)
+    sizes[ROW] = max(sizes[NODES], features)
+
+
+@shared
+def set_graph_sizes(sizes, count, length, hull, dimension, lead):  # type: ignore[no-untyped-def]
+    """Sizes of everything else."""
+    products = lead * (lead + 1) // 2
+    sizes[ONE] = 1
+    sizes[POINTS] = count
+    sizes[NODES] = length
+    sizes[HULL] = hull
+    sizes[COORDINATES] = dimension
+    sizes[AFFINE] = dimension + 1
+    sizes[LEAD] = lead
+    sizes[COLUMNS] = 1 + hull + products
+    sizes[FLAT] = 1 + hull
+    sizes[PAIRS] = count * (count + 1) // 2
+    sizes[BLOCKS] = BLOCK
+    sizes[MOMENTS] = 1 + lead + products
+    sizes[UNKNOWNS] = count * lead
+    sizes[SQUARE] = count * lead + 1
+    sizes[WIDE] = padded(count * lead) + padded(lead)
+    sizes[TWICE] = 2 * count

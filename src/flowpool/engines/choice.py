@@ -23,10 +23,10 @@ def missing_kernels() -> str | None:
     return None
 
 
-def give_up_kernels(reason: str) -> None:
-    """Remembers that kernels cannot be compiled here, and says so once."""
-    say_once(f"{reason} Pooling with the torch engine, which gives the same points some fifty times more slowly.")
+def give_up_kernels(reason: str, problem: Problem) -> None:
+    """Remembers that kernels cannot be compiled here; an error if they were asked for, else torch will do."""
     _broken.append(reason)
+    use_kernels(problem)
 
 
 _broken: list[str] = []

@@ -125,7 +125,7 @@ def one_graph(  # type: ignore[no-untyped-def]
             if e < dimension:
                 newton[i, e] = graph.solution[i, e]
             graph.right[i, e] = graph.first[i, e]
-    residual, _ = solve_adjoint(graph, epsilon, ridge)
+    residual, _ = solve_adjoint(graph, epsilon, ridge, lead < features)
     for i in range(count):
         for e in range(dimension):
             way[i, e] = graph.solution[i, e]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
 
 import torch
 
@@ -13,9 +12,17 @@ _log = logging.getLogger("flowpool")
 _said: set[str] = set()
 
 
-@cache
 def missing_kernels() -> str | None:
     """Why there are no kernels in this process; ``None`` if there are."""
+    if not _missing:
+        _missing.append(_import_kernels())
+    return _missing[0]
+
+
+_missing: list[str | None] = []  # what was found when kernels were first asked for
+
+
+def _import_kernels() -> str | None:
     try:
         import flowpool.kernels.batch  # noqa: F401
     except Exception as error:  # noqa: BLE001 - a broken numba may raise anything at import

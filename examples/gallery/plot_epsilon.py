@@ -3,7 +3,7 @@ What epsilon does
 =================
 
 Epsilon is the blur of the transport, in units of each set's own variance. A small one gives every node to one point, a large one
-shares every node among all. The points hardly move, since the divergence is debiased; the plan does.
+shares every node among all. The divergence is debiased, so the points move less than the plan.
 """
 
 import matplotlib.pyplot as plt

@@ -66,6 +66,7 @@ sphinx_gallery_conf = {
     "filename_pattern": gallery_source.pattern(EXAMPLES),
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("matplotlib", "gallery_source"),
+    "default_thumb_file": str(HERE / "_static" / "script.png"),
     "abort_on_example_error": True,
     "only_warn_on_example_error": False,
     "write_computation_times": False,  # that page would load scripts from other hosts

@@ -19,12 +19,12 @@ _SLOW = re.compile(r"train_|chemprop")  # shown, not run: these train for a whil
 _HEADER = """Gallery
 =======
 
-Short scripts, each with a picture. Every one of them runs when this site is built.
+Short scripts, each with a picture. All of them ran when this site was built.
 """
 _MORE = """More examples
 -------------
 
-Complete scripts: training, other libraries, masses, costs and reports.
+Complete scripts. Those that train for a while are shown without their output.
 """
 
 

@@ -10,7 +10,11 @@ from types import ModuleType
 import flowpool
 
 _GROUPS = {
-    "layers": ("Layers", "For PyTorch Geometric.", ["FlowReadout", "FlowPool", "FlowCoarsen", "Coarsened", "register_with_pyg"]),
+    "layers": (
+        "Layers",
+        "For PyTorch Geometric.",
+        ["FlowReadout", "FlowPool", "FlowCoarsen", "Coarsened", "register_with_pyg"],
+    ),
     "functions": (
         "Functions",
         "Without PyTorch Geometric.",

@@ -36,7 +36,7 @@ def some_energy(num_points=4, width=4, count=6, level=0.3):
     features, batch = mutag_clouds(width=width, count=count, seed=2)
     clouds, _ = make_clouds(features, batch)
     epsilon = torch.full((count,), level, dtype=torch.float64)
-    reference = references.normal(num_points, width, seed=1).double()
+    reference = references.normal(width, num_points, seed=1).double()
     frame = make_frame(clouds, Geometry(SquaredEuclidean()), epsilon, reference, True)
     masses = torch.full((num_points,), 1 / num_points, dtype=torch.float64)
     problem = Problem(frame.clouds, frame.start, masses, frame.epsilon, frame.geometry, True)

@@ -13,9 +13,13 @@ _log = logging.getLogger("flowpool")
 _said: set[str] = set()
 
 
-@cache
 def missing_kernels() -> str | None:
     """Why there are no kernels in this process; ``None`` if there are."""
+    return _broken[0] if _broken else _failed_import()
+
+
+@cache
+def _failed_import() -> str | None:
     try:
         import flowpool.kernels.batch  # noqa: F401
     except Exception as error:  # noqa: BLE001 - a broken numba may raise anything at import
@@ -39,7 +43,7 @@ def use_kernels(problem: Problem) -> bool:
         return False
     obstacle = _obstacle(problem)
     if obstacle is None:
-        absent = (_broken[0] if _broken else None) or missing_kernels()
+        absent = missing_kernels()
         if absent is None:
             return True
         if name == "compiled":

@@ -97,6 +97,12 @@ def leave_out(app: object, page: str, source: list[str]) -> None:
                 source[0] = source[0].replace(f"\n{name}\n", "\n")
 
 
+def skip(app: object, what: str, name: str, *rest: object) -> bool | None:
+    """Methods that scikit-learn adds to every estimator are not ours to describe."""
+    return True if name.startswith("set_") and name.endswith("_request") else None
+
+
 def setup(app: object) -> None:
+    app.connect("autodoc-skip-member", skip)  # type: ignore[attr-defined]
     app.connect("source-read", leave_out)  # type: ignore[attr-defined]
     app.connect("build-finished", copy_formulas)  # type: ignore[attr-defined]

@@ -63,3 +63,33 @@ def test_an_access_outside_raises_in_checked_mode() -> None:
     done = run("outside.py", FLOWPOOL_CHECKED="1")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["read", "write", "lane", "table", "single", "inside"]
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_a_damaged_cache_is_compiled_again_and_mended(tmp_path: Path) -> None:
+    found = lines(run("cache.py", XDG_CACHE_HOME=str(tmp_path)))
+    assert all(right == "right" for _, right, *_ in found)
+    assert found[0][2:] == ["fresh", "compiling", "1"] and found[1][2:] == ["disk", "-", "0"]
+    damaged = [line for line in found[2:] if line[0] not in ("mended", "vouched.nbi")]
+    assert [line[0].split(".")[0] for line in damaged] == 2 * ["truncated", "garbled", "emptied", "removed", "unsealed"]
+    assert all(line[2] == "fresh" for line in damaged)
+    assert all(line[2:] == ["disk", "-", "0"] for line in found if line[0] == "mended")
+    # A file that its seal vouches for and that cannot be read all the same: for this process only.
+    assert found[-1][0] == "vouched.nbi" and found[-1][2] == "fresh"
+    folder = tmp_path / "flowpool"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o022]
+
+
+def test_a_full_disk_or_no_folder_means_compiling_for_this_process(tmp_path: Path) -> None:
+    assert lines(run("cache.py", "full", XDG_CACHE_HOME=str(tmp_path))) == [
+        ["full", "right", "fresh", "compiling", "2"]
+    ]
+    nowhere = tmp_path / "file"
+    nowhere.write_text("a file where the folder should be")
+    found = lines(run("cache.py", "nowhere", XDG_CACHE_HOME=str(nowhere)))
+    assert found == [["nowhere", "right", "fresh", "compiling", "1"]]

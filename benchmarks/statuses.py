@@ -41,7 +41,7 @@ def main() -> None:
                 batch = dataset.batch(order[: options.count])
                 nodes = random_gin(batch, width, torch.Generator().manual_seed(seed))
                 nodes = nodes.detach().requires_grad_(options.backward)
-                reference = references.normal(num_points, width, seed)
+                reference = references.normal(width, num_points, seed)
                 pooled = flow_pool(nodes, batch.batch, reference=reference, epsilon=level, engine=options.engine)
                 if options.backward:
                     pooled.points.square().sum().backward()

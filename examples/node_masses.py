@@ -19,7 +19,7 @@ print(
 )
 
 # ... and the total is handed over on demand: as one more column, or as a factor.
-append = FlowPool(in_channels=2, num_points=3, mass="append")
+append = FlowPool(in_channels=2, num_points=3, size="append")
 print(f"appended: {append(x, masses=masses)[0, -1]:g} with masses, {append(x)[0, -1]:g} nodes without")
 
 # Masses can be learnt: here attention moves the mean of the pooled points to a target.

@@ -25,7 +25,7 @@ kinds = ["ring", "disc"] * 8
 clouds = [draw(kind, int(torch.randint(20, 61, ()))) for kind in kinds]
 batch = torch.arange(len(clouds)).repeat_interleave(torch.tensor([len(cloud) for cloud in clouds]))
 
-pooled = flow_pool(torch.cat(clouds), batch, reference=references.normal(4, 2))
+pooled = flow_pool(torch.cat(clouds), batch, reference=references.normal(2, 4))
 centred = pooled.points - pooled.points.mean(1, keepdim=True)  # (16, 4, 2), where a cloud is says nothing here
 
 radius = centred.norm(dim=-1).mean(1)  # (16,)

@@ -14,7 +14,7 @@ class Classifier(nn.Module):
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
         self.first, self.second = GCNConv(num_features, 16), GCNConv(16, 8)
-        self.pool = FlowPool(in_channels=8, num_points=3, mass="append")
+        self.pool = FlowPool(in_channels=8, num_points=3, size="append")
         self.norm = nn.BatchNorm1d(self.pool.out_channels)
         self.head = nn.Linear(self.pool.out_channels, num_classes)
 

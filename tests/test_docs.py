@@ -1,21 +1,60 @@
-"""Every Python snippet of the README and the documentation runs."""
+"""What the README and the pages say: every Python snippet runs, every test they name exists, every local link leads somewhere."""
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NAMED_TEST = re.compile(r"`((?:tests/[\w/]+\.py|[A-F])::test_[\w*]+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)")
+SUITE = {path.stem[5].upper(): path for path in (ROOT / "tests" / "contract").glob("test_?_*.py")}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_snippets_run_in_order(page):
-    namespace = {}
-    for snippet in SNIPPET.findall(page.read_text(encoding="utf-8")):
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if SNIPPET.search(text_of(page))], ids=name_of)
+def test_snippets_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a snippet may write files
+    namespace: dict[str, object] = {}
+    for snippet in SNIPPET.findall(text_of(page)):
         exec(compile(snippet, str(page), "exec"), namespace)  # noqa: S102 - our own documentation
 
 
-def test_the_readme_has_snippets():
-    assert len(SNIPPET.findall((ROOT / "README.md").read_text(encoding="utf-8"))) >= 3
+def test_the_readme_has_snippets() -> None:
+    assert len(SNIPPET.findall(text_of(ROOT / "README.md"))) >= 2
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    missing, found = [], 0
+    for page in PAGES:
+        for place in NAMED_TEST.findall(text_of(page)):
+            where, pattern = place.split("::")
+            path = SUITE[where] if len(where) == 1 else ROOT / where
+            names = re.findall(r"^def (test_\w+)", text_of(path), re.MULTILINE) if path.is_file() else []
+            found += 1
+            if not any(fnmatch(name, pattern) for name in names):
+                missing.append(f"{name_of(page)}: {place}")
+    assert not missing
+    assert found > 60
+
+
+def test_every_row_of_the_contract_is_there_once_and_is_shown() -> None:
+    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", text_of(ROOT / "docs" / "contract.md"), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 57))
+    assert all("`" in shown for _, shown in rows)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = [link for link in LINK.findall(text_of(page)) if not re.match(r"[a-z]+:", link)]
+    assert not [target for target in targets if not (page.parent / target).exists()]

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(name: str) -> str:
+def run(name: str, folder: Path | None = None) -> str:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200, check=False, cwd=folder
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
@@ -72,6 +74,35 @@ def test_read_the_report_names_the_graphs() -> None:
     assert all(abs(share - 0.25) < 1e-6 for share in shares)
 
 
+def test_digits_are_told_apart(tmp_path: Path) -> None:
+    printed = run("digits.py", tmp_path)
+    assert "1797 images of 16 to 42 pixels -> (1797, 33)" in printed
+    assert numbers(r"other images: ([\d.]+) %", printed)[0] > 95
+    assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_train_with_jax_learns() -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    printed = run("train_with_jax.py")
+    losses = numbers(r"loss ([\d.]+)", printed)
+    assert losses[-1] < losses[0] / 2
+    assert numbers(r"apart: (\d+) of 32", printed)[0] >= 28
+
+
+def test_train_with_lightning_learns_on_two_processes() -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    printed = run("train_with_lightning.py")
+    losses = numbers(r"loss ([\d.]+)", printed)
+    assert losses[-1] < 0.8 * losses[0]
+    assert "2 processes" in printed
+
+
+def test_chemprop_aggregation_learns() -> None:
+    pytest.importorskip("chemprop", reason="Chemprop is not installed")
+    errors = numbers(r"error ([\d.]+)", run("chemprop_aggregation.py"))
+    assert errors[-1] < errors[0] / 10
+
+
 def test_all_examples_are_tested() -> None:
-    tested = set(re.findall(r'run\("(\w+\.py)"\)', Path(__file__).read_text()))
+    tested = set(re.findall(r'run\("(\w+\.py)"[,)]', Path(__file__).read_text()))
     assert tested == {path.name for path in EXAMPLES.glob("*.py")}

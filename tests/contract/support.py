@@ -117,7 +117,7 @@ def grid_cloud(num_nodes: int, num_features: int, seed: int = 0) -> Tensor:
 
 def start(num_points: int, num_features: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     """A reference cloud in the dtype asked for."""
-    return references.normal(num_points, num_features, seed).to(dtype)
+    return references.normal(num_features, num_points, seed).to(dtype)
 
 
 def index_of(sizes: list[int]) -> Tensor:

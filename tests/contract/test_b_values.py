@@ -311,10 +311,10 @@ def test_row_18_no_masses_are_equal_masses_and_an_empty_list_is_an_error(pool: P
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.zeros(4, 0), r"\(4, 0\).*num_features"),
-        (torch.zeros(4), r"\(4,\).*num_features"),
-        (torch.zeros(()), r"\(\).*num_features"),
-        (torch.zeros(2, 4, 2), r"\(2, 4, 2\).*num_features"),
+        (torch.zeros(4, 0), r"\(4, 0\).*num_nodes"),
+        (torch.zeros(4), r"\(4,\).*num_nodes"),
+        (torch.zeros(()), r"\(\).*num_nodes"),
+        (torch.zeros(2, 4, 2), r"\(2, 4, 2\).*num_nodes"),
     ],
 )
 def test_row_19_features_are_a_table(pool: Pool, x: Tensor, message: str) -> None:

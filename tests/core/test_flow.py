@@ -30,7 +30,7 @@ def standardised(clouds):
 def test_mutag_graphs_end_in_the_basin_of_the_fine_flow(level):
     features, batch = mutag_clouds(width=8, count=12, seed=3)
     clouds = standardised(make_clouds(features, batch)[0])
-    start = references.normal(5, 8, seed=1).double().expand(12, 5, 8)
+    start = references.normal(8, 5, seed=1).double().expand(12, 5, 8)
     uniform = torch.full((5,), 0.2, dtype=torch.float64)
     problem = Framed(
         clouds, start, uniform, torch.full((12,), level, dtype=torch.float64), Geometry(SquaredEuclidean()), True

@@ -105,7 +105,7 @@ def test_operators_pass_opcheck(layout, weighted):
 
 
 def test_the_layer_compiles_as_a_whole_and_takes_other_sizes():
-    layer = FlowPool(2, 3)
+    layer = FlowPool(2, 3, size="append")
     traced = torch.compile(lambda x, index: layer(x, index, dim_size=4), fullgraph=True, backend="eager")
     for size in (14, 9, 23):
         nodes = torch.randn(size, 2, generator=GENERATOR)

@@ -4,11 +4,11 @@ from flowpool.lab.results import Candidate, Result, Run
 from flowpool.lab.training import Curve
 
 
-def fold_result(pool: str, fold: int, accuracy: float, seconds: float = 1.0) -> Result:
+def fold_result(pool: str, fold: int, accuracy: float, seconds: float = 1.0, repeat: int = 0) -> Result:
     """One fold with a single epoch and a single test graph."""
     chosen = Candidate(8, 0.01, "loss")
     run = Run(accuracy, [fold], Curve([1.0], [1.0], [1.0]), 0, seconds, 10)
-    return Result(pool, 0, fold, [fold], [0], 0.25, [chosen], chosen, [run], [])
+    return Result(pool, repeat, fold, [fold], [0], 0.25, [chosen], chosen, [run], [])
 
 
 # Differences 0.1, 0.2, 0.3, 0.4: mean 0.25, variance 1/60; times of an epoch 1 and 2, 3, 4, 5 seconds.

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from flowpool.lab import evaluate as module
+from flowpool.lab import identity
+from flowpool.lab.comparison import compare
 from flowpool.lab.evaluate import Configuration, Grid, evaluate, folds_of, load_graphs, make_tasks, run_fold
 from flowpool.lab.model import Shape
-from flowpool.lab.pools import POOLS
-from flowpool.lab.results import Result, Store, Task
+from flowpool.lab.pools import POOLS, FlowSettings
+from flowpool.lab.results import Failure, Result, Store, Task
 from flowpool.lab.training import Schedule
 
 SHORT = Configuration(schedule=Schedule(max_epochs=2))
@@ -146,10 +148,85 @@ def test_what_decides_the_numbers_is_in_the_identity() -> None:
         {"shape": Shape(num_points=6)},
         {"schedule": Schedule(patience=7)},
         {"dataset": "SHAPES"},
+        {"shape": Shape(padding="empty")},
+        {"flow": FlowSettings(epsilon=0.2)},
+        {"flow": FlowSettings(reference_seed=0)},
     ]
     for change in changes:
         assert replace(SHORT, **change).identity() != base  # type: ignore[arg-type]
     assert replace(SHORT, data=str(Path(__file__).parent)).identity() == base  # the place is not the content
+
+
+def test_another_code_has_another_identity(tmp_path: Path) -> None:
+    (tmp_path / "core").mkdir()
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "core" / "flow.py").write_text("step = 1\n")
+    (tmp_path / "cli" / "app.py").write_text("colour = 1\n")
+    fingerprint = identity.of_sources.__wrapped__  # without its memory
+    before = fingerprint(tmp_path)
+    assert before == fingerprint(tmp_path)
+    (tmp_path / "cli" / "app.py").write_text("colour = 2\n")
+    assert fingerprint(tmp_path) == before  # what shows results decides none
+    (tmp_path / "core" / "flow.py").write_text("step = 2\n")
+    assert fingerprint(tmp_path) != before
+    assert SHORT.identity()["code"] == identity.of_sources()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"seed": 3}, True),
+        ({"shape": Shape(padding="mass")}, True),  # the paper does not say
+        ({"flow": FlowSettings(epsilon=1.0, relative=False)}, True),  # nor this
+        ({"propagation": "raw"}, False),
+        ({"shape": Shape(num_points=4)}, False),
+        ({"shape": Shape(norm="nodes")}, False),
+        ({"shape": Shape(size="append")}, False),
+        ({"grid": Grid((16,), (0.01,), ("loss",))}, False),
+        ({"schedule": Schedule(max_epochs=100)}, False),
+        ({"dataset": "PTC_MR"}, False),
+    ],
+)
+def test_the_papers_numbers_stand_beside_the_papers_settings_alone(change: dict[str, Any], expected: bool) -> None:
+    assert replace(Configuration(), **change).is_as_in_paper is expected
+
+
+def test_a_fold_that_raises_is_kept_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    """As many k-means centres need as many different nodes, which no fold of MUTAG has."""
+    configuration = replace(SHORT, flow=FlowSettings(reference="kmeans"), shape=Shape(num_points=9_000))
+    tasks = [Task("flow", 0, 0), Task("sum", 0, 0), Task("flow", 0, 1), Task("sum", 0, 1)]
+    store = store_of(tmp_path, configuration)
+    ended = sorted(evaluate(configuration, tasks, store), key=lambda end: end.task)
+    assert [type(end) for end in ended] == [Failure, Failure, Result, Result]
+    failures = store.load_failures(tasks)
+    assert [failure.task for failure in failures] == [Task("flow", 0, 0), Task("flow", 0, 1)]
+    assert failures[0].reason.startswith("ValueError: 9000 reference points asked for")
+    assert "fit_reference" in failures[0].trace
+    assert len(store.load_all(tasks)) == 2
+    rows = compare(store.load_all(tasks), ["flow", "sum"], "flow", failures=failures)
+    assert [(row.pool, row.num_failed) for row in rows] == [("sum", 0)]
+
+
+def test_a_failed_fold_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, store, original = Task("sum", 0, 0), store_of(tmp_path), module.run_fold
+
+    def broken(*_: object) -> Result:
+        raise ArithmeticError("Singular matrix\nand more")
+
+    monkeypatch.setattr(module, "run_fold", broken)
+    (failure,) = evaluate(SHORT, [task], store)
+    assert isinstance(failure, Failure)
+    assert failure.reason == "ArithmeticError: Singular matrix"
+    monkeypatch.setattr(module, "run_fold", original)
+    (result,) = evaluate(SHORT, [task], store)
+    assert isinstance(result, Result)
+    assert store.load_failures([task]) == []
+
+
+def test_settings_without_a_pool_that_takes_them_are_refused() -> None:
+    with pytest.raises(ValueError, match="None of these pools runs the flow, so that epsilon would have no effect"):
+        make_tasks(replace(SHORT, flow=FlowSettings(epsilon=0.5)), ["sum", "flow-step"], 1)
 
 
 def test_shapes_are_made_and_split() -> None:
@@ -162,9 +239,9 @@ def test_shapes_are_made_and_split() -> None:
 def test_what_a_pool_complains_about_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     build = POOLS["sum"]
 
-    def grumble(in_channels: int, num_points: int, *, seed: int = 0) -> Any:
+    def grumble(in_channels: int, num_points: int, *, seed: int = 0, flow: FlowSettings | None = None) -> Any:
         warnings.warn("3 graphs are bad", RuntimeWarning, stacklevel=1)
-        return build(in_channels, num_points, seed=seed)
+        return build(in_channels, num_points, seed=seed, flow=flow)
 
     monkeypatch.setitem(POOLS, "sum", grumble)
     assert run_fold(SHORT, Task("sum", 0, 0)).warnings == ["3 graphs are bad"]

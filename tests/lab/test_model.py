@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from flowpool.lab.datasets import GraphBatch, load_dataset
-from flowpool.lab.model import Classifier, Norm, Shape, Size, build_model, derived_seed
+from flowpool.lab.model import Classifier, Shape, build_model, derived_seed
+from flowpool.lab.names import Norm, Size
 
 
 def mutag_batch() -> GraphBatch:
@@ -95,7 +96,13 @@ def test_derived_seeds_differ_and_fit_31_bits() -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"size": "big"}, "Unknown size"), ({"norm": "x"}, "Unknown norm"), ({"channels": 0}, "at least 1")],
+    [
+        ({"size": "big"}, "Unknown size"),
+        ({"norm": "x"}, "Unknown norm"),
+        ({"channels": 0}, "from 1 to"),
+        ({"num_points": 2 * 10**9}, "2,000,000,000 points"),
+        ({"padding": "x"}, "Unknown padding"),
+    ],
 )
 def test_wrong_shapes_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -20,6 +20,8 @@ CONFIGURATION = {
     "num_points": 5,
     "size": "none",
     "norm": "output",
+    "padding": "none",
+    "flow": {"epsilon": 0.3},
     "max_epochs": 300,
     "seed": 0,
 }

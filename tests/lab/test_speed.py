@@ -1,12 +1,13 @@
 """The bench times what it says, on the batches that it names."""
 
 import csv
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from flowpool.lab.speed import bench
 from flowpool.lab.speed.bench import Measurement, best_times, write_bench
 from flowpool.lab.speed.cases import Case, graph_case, large_case
 from flowpool.lab.speed.peers import BASE, flow_peer, layer_peers
@@ -14,18 +15,29 @@ from flowpool.lab.speed.peers import BASE, flow_peer, layer_peers
 SMALL = Case("small", torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(3).repeat(4), 3, 2)
 
 
-def test_the_shorter_of_several_runs_counts() -> None:
-    pauses = [0.05, 0.02, 0.08]
-    left = iter(pauses)
+def test_the_shortest_of_several_runs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes forward when the work says so."""
+    now = 0.0
+    forward_times, backward_times = iter([0.05, 0.02, 0.08]), iter([0.7, 0.6, 0.5])
 
-    def pool(nodes: torch.Tensor) -> torch.Tensor:
-        time.sleep(next(left))
-        return nodes * 2
+    def work(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
-    forward, backward = best_times(pool, SMALL, seconds=0.0, least=3)
-    assert 20 <= forward < 50
-    assert backward < 20
-    assert next(left, None) is None
+    class Work(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, nodes: torch.Tensor) -> torch.Tensor:
+            work(next(forward_times))
+            return nodes * 2
+
+        @staticmethod
+        def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
+            work(next(backward_times))
+            return upstream * 2
+
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: now)
+    assert best_times(Work.apply, SMALL, seconds=0.0, least=3) == pytest.approx((20, 500))
+    assert next(forward_times, None) is None
 
 
 def test_cases_have_the_sizes_they_name() -> None:

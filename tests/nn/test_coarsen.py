@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def layer(num_points=3, in_channels=2, **options):
-    return FlowCoarsen(num_points, in_channels, **({"tolerance": 1e-10, "engine": "torch"} | options))
+    return FlowCoarsen(in_channels, num_points, **({"tolerance": 1e-10, "engine": "torch"} | options))
 
 
 def dense_adjacency(edges, weights, num_nodes):
@@ -179,6 +179,127 @@ def test_gradcheck_in_nodes_edge_weights_and_cost(options):
     assert gradcheck(outputs, leaves, fast_mode=True)
 
 
+MASSES = torch.rand(10, generator=GENERATOR, dtype=torch.float64) + 0.3
+ATTRIBUTES = torch.randn(12, 3, generator=GENERATOR, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
+def test_node_masses_are_those_of_the_functional_form(options):
+    coarsen = layer(**options)
+    coarse = coarsen(X, EDGES, WEIGHTS, BATCH, masses=MASSES)
+    settings = {"tolerance": 1e-10, "engine": "torch"} | options
+    pooled = flow_pool(X, BATCH, reference=coarsen.pool.reference.double(), masses=MASSES, **settings)
+    assert torch.equal(coarse.x, pooled.points.flatten(0, 1))
+    for graph in range(4):
+        own = graph == BATCH
+        share = MASSES[own] / MASSES[own].sum()
+        torch.testing.assert_close(coarse.assignment[own], pooled.plan(graph).T / share[:, None], rtol=0, atol=1e-8)
+
+
+def test_a_node_without_mass_hands_its_edges_over():
+    masses = MASSES.clone()
+    masses[2] = 0
+    coarse = layer()(X, EDGES, WEIGHTS, BATCH, masses=masses)
+    torch.testing.assert_close(coarse.assignment.sum(1), torch.ones(10, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(coarse.adjacency.sum(), WEIGHTS.sum())
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_edge_features_against_dense_matrices(reduce):
+    coarse = layer(edge_attr=reduce)(X, EDGES, WEIGHTS, BATCH, edge_attr=ATTRIBUTES)
+    shares, whole = coarse.assignment.numpy(), np.zeros((4, 3, 3, 3))
+    for (source, target), weight, attribute in zip(EDGES.T.tolist(), WEIGHTS, ATTRIBUTES, strict=True):
+        ends = float(weight) * np.outer(shares[source], shares[target])
+        whole[int(BATCH[source])] += ends[..., None] * attribute.numpy()
+    if reduce == "mean":
+        adjacency = coarse.adjacency.numpy()[..., None]
+        whole = np.divide(whole, adjacency, out=np.zeros_like(whole), where=adjacency > 0)
+    found = coarse.edge_attr.view(2, 3, 3, 3)  # two graphs have edges
+    np.testing.assert_allclose(found.numpy(), whole[:2], atol=1e-12)
+    assert not whole[2:].any()
+    if reduce == "sum":
+        torch.testing.assert_close(coarse.edge_attr.sum(0), (WEIGHTS[:, None] * ATTRIBUTES).sum(0))
+    else:  # means of equal features are these features
+        same = layer()(X, EDGES, WEIGHTS, BATCH, edge_attr=torch.ones(12, 2).double()).edge_attr
+        torch.testing.assert_close(same, torch.ones_like(same))
+    assert layer()(X, EDGES, WEIGHTS, BATCH).edge_attr is None
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradcheck_in_masses_and_edge_features(reduce):
+    coarsen = layer(edge_attr=reduce)
+
+    def outputs(x, weights, masses, attributes):
+        coarse = coarsen(x, EDGES, weights, BATCH, masses=masses, edge_attr=attributes)
+        return coarse.edge_attr, coarse.assignment, coarse.edge_weight
+
+    leaves = [value.clone().requires_grad_() for value in (X, WEIGHTS, MASSES, ATTRIBUTES)]
+    assert gradcheck(outputs, leaves, fast_mode=True)
+
+
+def test_a_broken_graph_leaves_shared_gradients_alone():
+    def gradients(x, batch, edges, weights, rows):
+        torch.manual_seed(0)
+        cost, leaf = costs.Mahalanobis(2, rank=2), weights.clone().requires_grad_()
+        coarse = layer(cost=cost, on_failure="ignore", epsilon=0.3)(x, edges, leaf, batch, 3)
+        (coarse.adjacency[rows].square().sum() + coarse.x.view(3, 3, 2)[rows].sum()).backward()
+        return cost.weight.grad, leaf.grad[:11]
+
+    x, batch = torch.cat([X[:5], torch.full((2, 2), torch.nan)]), torch.tensor([0] * 5 + [2] * 2)
+    edges = torch.cat([EDGES[:, :11], torch.tensor([[5], [6]])], 1)
+    found = gradients(x, batch, edges, torch.cat([WEIGHTS[:11], torch.ones(1)]), [0, 1])
+    expected = gradients(X[:5], batch[:5], EDGES[:, :11], WEIGHTS[:11], [0, 1])
+    for one, other in zip(found, expected, strict=True):
+        assert other.abs().max() > 1e-3
+        assert torch.equal(one, other)
+
+
+def test_autocast_takes_edges_of_single_precision():
+    x, linear = X.float(), torch.nn.Linear(2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = linear(x)
+        given = {"masses": MASSES.float(), "edge_attr": ATTRIBUTES.float()}
+        coarse = layer(tolerance=1e-5)(narrow, EDGES, WEIGHTS.float(), BATCH, **given)
+        lifted = coarse.lift(torch.ones(12, 1))
+    assert coarse.x.dtype == coarse.edge_attr.dtype == coarse.edge_weight.dtype == torch.bfloat16
+    wide = layer(tolerance=1e-5)(narrow.float(), EDGES, WEIGHTS.float(), BATCH, **given)
+    torch.testing.assert_close(coarse.adjacency.float(), wide.adjacency, rtol=2**-7, atol=1e-2)
+    torch.testing.assert_close(lifted.float(), torch.ones(10, 1), rtol=0, atol=0.02)
+
+
+def test_gradient_none_records_nothing():
+    x = X.clone().requires_grad_()
+    coarse = layer(gradient="none")(x, EDGES, WEIGHTS, BATCH)
+    assert not coarse.x.requires_grad and not coarse.assignment.requires_grad
+    assert torch.equal(coarse.adjacency, layer()(x, EDGES, WEIGHTS, BATCH).adjacency)
+
+
+@pytest.mark.parametrize("engine", ["torch", "compiled"])
+def test_a_learned_cost_and_both_engines_couple_alike(engine):
+    coarse = layer(engine=engine)(X, EDGES, WEIGHTS, BATCH)
+    expected = layer(engine="torch")(X, EDGES, WEIGHTS, BATCH)
+    torch.testing.assert_close(coarse.assignment, expected.assignment, rtol=0, atol=1e-7)
+
+
+def test_ten_thousand_graphs_at_once():
+    """No step of the coupling, of the edges or of the way back goes from graph to graph."""
+    sizes = torch.randint(1, 9, (10_000,), generator=torch.Generator().manual_seed(1))
+    batch = torch.arange(10_000).repeat_interleave(sizes)
+    x = torch.randn(len(batch), 2, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    follows = batch[1:] == batch[:-1]
+    path = torch.stack([torch.arange(len(batch) - 1), torch.arange(1, len(batch))])[:, follows]
+    coarsen = FlowCoarsen(2, 3, max_steps=5, on_failure="ignore")
+    coarse = coarsen(x, path, None, batch, edge_attr=torch.ones(path.shape[1], 2))
+    assert coarse.x.shape == (30_000, 2) and coarse.adjacency.shape == (10_000, 3, 3)
+    torch.testing.assert_close(coarse.adjacency.sum((1, 2)), (sizes - 1).float(), rtol=1e-5, atol=1e-5)
+    lifted = coarse.lift(torch.arange(10_000.0).repeat_interleave(3)[:, None])
+    torch.testing.assert_close(lifted[:, 0], batch.float(), rtol=1e-5, atol=1e-5)
+    alone = coarsen(x[batch == 4711].detach(), path[:, :0])
+    torch.testing.assert_close(coarse.assignment[batch == 4711], alone.assignment)
+    (coarse.adjacency.square().sum() + lifted.sum()).backward()
+    assert x.grad.isfinite().all()
+
+
 def test_gradients_in_single_precision_are_those_in_double():
     def gradient(dtype):
         leaf = X.to(dtype).requires_grad_()
@@ -203,6 +324,8 @@ def test_state_carries_the_reference():
 
 def test_trouble_is_reported_as_by_the_pool():
     hurried = layer(max_steps=1, on_failure="raise")
+    with pytest.raises(RuntimeError, match="There is no report yet"):
+        _ = hurried.report
     with pytest.raises(ArithmeticError, match="2 of 4 graphs are MAX_STEPS"):
         hurried(X, EDGES, None, BATCH)
     assert hurried.report.converged.tolist() == [False, True, True, False]
@@ -217,8 +340,9 @@ def test_trouble_is_reported_as_by_the_pool():
         ((X[:5], EDGES), ValueError, "1 edges name nodes that are not there .*edge 11, 5 to 5.*0 to 4"),
         ((X, EDGES - 1), ValueError, "name nodes that are not there .*edge 0, -1 to 0"),
         ((X, EDGES, WEIGHTS[:3]), ValueError, r"edge_weight has shape \(3,\); expected \(12,\)"),
-        ((X, EDGES, WEIGHTS.float()), TypeError, "edge_weight is torch.float32, nodes are torch.float64"),
+        ((X, EDGES, WEIGHTS.float()), TypeError, "edge_weight is torch.float32, x is torch.float64"),
         ((X, EDGES, WEIGHTS.tolist()), TypeError, "edge_weight is a list"),
+        ((X, EDGES, WEIGHTS[:, None]), ValueError, r"edge_weight has shape \(12, 1\); expected \(12,\)"),
         ((X, EDGES, None, BATCH[:3]), ValueError, r"batch has shape \(3,\)"),
         ((X, EDGES, None, BATCH.flip(0)), ValueError, r"edges join different graphs \(first: edge 6, from graph 3 to"),
         ((X, EDGES, None, BATCH, 3), ValueError, r"batch\[6\] is 3; .*below dim_size=3"),
@@ -227,6 +351,19 @@ def test_trouble_is_reported_as_by_the_pool():
 def test_mistakes_are_named(arguments, error, words):
     with pytest.raises(error, match=words):
         layer()(*arguments)
+
+
+def test_mistakes_of_edge_features_and_masses_and_options_are_named():
+    with pytest.raises(ValueError, match=r"edge_attr has shape \(3, 3\); expected \(12, num_edge_features\)"):
+        layer()(X, EDGES, edge_attr=ATTRIBUTES[:3])
+    with pytest.raises(TypeError, match="masses is torch.float32, x is torch.float64"):
+        layer()(X, EDGES, masses=MASSES.float())
+    with pytest.raises(ValueError, match="Unknown edge_attr 'max'; pass 'mean' or 'sum'"):
+        layer(edge_attr="max")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epsilom'; did you mean 'epsilon'?"):
+        layer(epsilom=0.1)
+    with pytest.raises(TypeError, match="num_points is 2.5; pass a whole number"):
+        FlowCoarsen(2, 2.5)
 
 
 def test_lift_names_the_number_of_rows_that_it_needs():

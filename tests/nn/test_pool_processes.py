@@ -85,7 +85,7 @@ def test_two_distributed_processes_have_the_gradients_of_one_on_the_joined_batch
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_pickled_layer_gives_the_same_bits_in_another_process(method: str) -> None:
-    layer = FlowPool(2, 3, epsilon=0.2, mass="append", reference=torch.randn(3, 2))
+    layer = FlowPool(2, 3, epsilon=0.2, size="append", reference=torch.randn(3, 2))
     x, index = torch.randn(9, 2), torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 2])
     here = layer(x, index)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import central_difference
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import Aggregation, MultiAggregation
 
-from flowpool import flow_pool, references
+from flowpool import Status, costs, flow_pool, references, transport_pool
 from flowpool.nn.readout import FlowReadout
-from flowpool.step.pool import transport_pool
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = 3 + 2 * torch.randn(15, 2, generator=GENERATOR, dtype=torch.float64)
@@ -18,9 +19,9 @@ BATCH = torch.tensor([0] * 6 + [1] * 5 + [2] * 4)
 MASSES = torch.rand(15, generator=GENERATOR, dtype=torch.float64) + 0.3
 SIZES = torch.tensor([[6.0], [5.0], [4.0]], dtype=torch.float64)
 EVERY_KIND = [
-    (structure, mass, by)
+    (structure, size, by)
     for structure in ("points", "deviations", "displacement", "moments")
-    for mass in (None, "append", "scale")
+    for size in (None, "append", "scale")
     for by in ("step", "flow", "free")
     if (structure, by) != ("moments", "flow")
 ]
@@ -32,47 +33,48 @@ def normalised(values):
     return (values - values.mean(0)) / (values.var(0, unbiased=False) + 1e-5).sqrt()
 
 
-def make(structure="points", mass="append", by="flow", **options):
-    return FlowReadout(2, 3, structure=structure, mass=mass, by=by, **options).double()
+def make(structure="points", size="append", by="flow", **options):
+    return FlowReadout(2, 3, structure=structure, size=size, by=by, **options).double()
 
 
-def expected_columns(readout, nodes, structure, mass, by, masses=None):
+def expected_columns(readout, nodes, structure, size, by, masses=None):
     """The vector before the last normalisation, from the functional forms."""
     weights = torch.ones(15, dtype=torch.float64) if masses is None else masses
-    size = torch.zeros(3, 1, dtype=torch.float64).index_add(0, BATCH, weights[:, None])
-    share = weights / size[BATCH, 0]
+    total = torch.zeros(3, 1, dtype=torch.float64).index_add(0, BATCH, weights[:, None])
+    share = weights / total[BATCH, 0]
     mean = torch.zeros(3, 2, dtype=torch.float64).index_add(0, BATCH, share[:, None] * nodes)
     spread = torch.zeros(3, dtype=torch.float64).index_add(0, BATCH, share * (nodes - mean[BATCH]).square().sum(-1))
     if by == "flow":
-        points, counts = flow_pool(nodes, BATCH, reference=readout.pool.reference, masses=masses).points, size / 3
+        points, counts = flow_pool(nodes, BATCH, reference=readout.pool.reference, masses=masses).points, total / 3
         start = mean[:, None] + spread.sqrt()[:, None, None] * readout.pool.reference
         moved = torch.cat([mean[:, None], points - start], 1)
     else:
-        given = {"points": readout.reference, "epsilon": 0.2, "masses": masses}
-        shares, points, variances = transport_pool(nodes, BATCH, free=by == "free", **given)
-        counts, moved = shares * size, points - readout.reference
+        given = {"reference": readout.reference, "epsilon": 0.2, "masses": masses, "relative": False}
+        received = transport_pool(nodes, BATCH, free=by == "free", **given)
+        shares, points, variances = received
+        counts, moved = shares * total, points - readout.reference
     deviations = torch.cat([mean[:, None], points - mean[:, None]], 1)
     rows = {"points": points, "deviations": deviations, "displacement": moved}
     if structure == "moments":
-        rows["moments"] = torch.cat([moved, variances], 1)
+        rows["moments"] = torch.cat([moved, variances.sqrt()], 1)
     rows = rows[structure]
-    if mass == "scale":
+    if size == "scale":
         counts = counts.expand(3, 3)
-        own = [size, counts] if len(rows[0]) == 4 else [counts, counts][: len(rows[0]) // 3]
+        own = [total, counts] if len(rows[0]) == 4 else [counts, counts][: len(rows[0]) // 3]
         rows = rows * torch.cat(own, 1).unsqueeze(-1)
     if structure == "deviations" and by != "free":
         rows = rows[:, :3]
-    extra = [] if mass != "append" else [size]
+    extra = [] if size != "append" else [total]
     if by == "free":
-        extra = [counts if mass else shares]
+        extra = [counts if size else shares]
     return torch.cat([rows.flatten(1), *extra], 1)
 
 
-@pytest.mark.parametrize(("structure", "mass", "by"), EVERY_KIND)
-def test_every_kind_is_what_its_parts_give(structure, mass, by):
-    readout = make(structure, mass, by)
+@pytest.mark.parametrize(("structure", "size", "by"), EVERY_KIND)
+def test_every_kind_is_what_its_parts_give(structure, size, by):
+    readout = make(structure, size, by)
     for masses in (None, MASSES):
-        expected = expected_columns(readout, normalised(NODES), structure, mass, by, masses)
+        expected = expected_columns(readout, normalised(NODES), structure, size, by, masses)
         found = readout(NODES, BATCH, masses=masses)
         assert found.shape == (3, readout.out_channels)
         assert torch.allclose(found, normalised(expected), atol=1e-6)
@@ -102,7 +104,8 @@ def test_one_graph_and_one_node_and_none_in_training(by):
     after = readout.output_norm.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)  # one row has no statistics to learn from
     single = readout(NODES[:1], BATCH[:1])
-    point = readout.node_norm.eval()(NODES[:1])[0]
+    readout.node_norm.eval()
+    point = readout.node_norm(NODES[:1])[0]
     rows = single[0, :6].view(3, 2) * (1 + 1e-5) ** 0.5
     if by == "flow":
         assert torch.allclose(rows, point.expand(3, 2), atol=1e-9)
@@ -110,9 +113,9 @@ def test_one_graph_and_one_node_and_none_in_training(by):
     assert readout(NODES[:0], BATCH[:0], dim_size=0).shape == (0, readout.out_channels)
 
 
-@pytest.mark.parametrize(("structure", "mass", "by"), EVERY_KIND)
-def test_gradients_agree_with_finite_differences(structure, mass, by):
-    readout = make(structure, mass, by).eval()  # in training, tiny graphs make BatchNorm hide what is tested
+@pytest.mark.parametrize(("structure", "size", "by"), EVERY_KIND)
+def test_gradients_agree_with_finite_differences(structure, size, by):
+    readout = make(structure, size, by).eval()  # in training, tiny graphs make BatchNorm hide what is tested
     if by == "flow":
         readout.pool.options = replace(readout.pool.options, tolerance=1e-11)
     nodes = NODES.clone().requires_grad_()
@@ -177,7 +180,12 @@ def test_single_precision_is_close_to_double(by):
 @pytest.mark.parametrize("by", EVERY_WAY)
 def test_the_whole_readout_is_one_graph_for_torch_compile(by):
     readout = make("displacement", by=by)
+    other = copy.deepcopy(readout)
     traced = torch.compile(lambda x, index: readout(x, index, dim_size=3), fullgraph=True, backend="eager")
+    assert torch.allclose(traced(NODES, BATCH), other(NODES, BATCH, dim_size=3), atol=1e-10)
+    for name, value in other.state_dict().items():
+        assert torch.allclose(readout.state_dict()[name], value, rtol=1e-10), name
+    readout.eval()
     assert torch.equal(traced(NODES, BATCH), readout(NODES, BATCH, dim_size=3))
 
 
@@ -193,15 +201,221 @@ def test_the_reference_may_be_given(by):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "steps"}, "Unknown by 'steps'; pass step, flow, free"),
+        ({"by": "steps"}, "Unknown by 'steps'; pass 'step', 'flow' or 'free'"),
         ({"structure": "shape"}, "Unknown structure 'shape'"),
-        ({"mass": "size"}, "Unknown mass 'size'"),
+        ({"size": "sum"}, "Unknown size 'sum'"),
         ({"by": "flow"}, "The flow has no moments"),
         ({"reference": "kmeans"}, "Unknown reference 'kmeans'"),
         ({"reference": torch.eye(2)}, "reference has 2 points, but num_points is 3"),
         ({"epsilon": 0.0}, "epsilon is 0"),
+        ({"debias": False}, "debias is an option of the flow; by='step' takes epsilon, cost, engine, on_failure"),
+        ({"by": "free", "relative": True}, "relative is an option of the flow; by='free' takes"),
+        ({"cost": "cosine"}, r"by='step' knows the squared Euclidean .* cost, not Cosine\(\); pass by='flow'"),
+        ({"cost": costs.Mahalanobis(2, rank=1)}, "by='step' knows the squared Euclidean and the diagonal Mahalanobis"),
     ],
 )
 def test_mistakes_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         FlowReadout(2, 3, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((NODES[:, :1], BATCH), {}, ValueError, r"x has shape \(15, 1\); expected \(num_nodes, 2\)"),
+        ((NODES.tolist(), BATCH), {}, TypeError, "x is a list"),
+        ((NODES.long(), BATCH), {}, TypeError, r"x has dtype torch.int64; .* pass x.float\(\)"),
+        ((NODES, BATCH - 1), {}, ValueError, r"^index\[0\] is -1; graph ids must be at least 0"),
+        ((NODES, BATCH[:3]), {}, ValueError, r"^index has shape \(3,\)"),
+        ((NODES, BATCH, torch.tensor([0, 5, 11, 15])), {}, ValueError, "^index and ptr disagree"),
+        ((NODES, BATCH), {"dim": 1}, ValueError, "dim is 1"),
+        ((NODES, BATCH), {"max_num_elements": 5}, ValueError, "A graph has 6 nodes; max_num_elements is 5"),
+        ((NODES, BATCH), {"masses": MASSES.float()}, TypeError, "masses is torch.float32, x is torch.float64"),
+        ((NODES, BATCH), {"masses": -MASSES}, ValueError, "15 masses are negative"),
+    ],
+)
+@pytest.mark.parametrize("by", EVERY_WAY)
+def test_wrong_input_is_named_in_the_words_of_the_layer(by, arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        make(by=by)(*arguments, **options)
+
+
+# As an aggregation
+
+
+class Neighbours(MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+
+def test_it_is_an_aggregation_of_pyg():
+    readout = make(by="step").eval()
+    assert isinstance(readout, Aggregation)
+    expected = readout(NODES, BATCH)
+    assert torch.equal(readout(NODES, BATCH, None, 3, -2, 6), expected)
+    with_sum = MultiAggregation(["sum", readout], mode="cat")(NODES, BATCH)
+    assert torch.equal(with_sum[:, 2:], expected)
+    assert torch.allclose(with_sum[1, :2], NODES[BATCH == 1].sum(0))
+    edge_index = torch.tensor([[1, 2, 3, 4, 0, 5], [0, 0, 0, 0, 3, 3]])
+    assert torch.equal(Neighbours(aggr=readout)(NODES[:6], edge_index)[0], readout(NODES[1:5])[0])
+    with pytest.raises(TypeError, match="FlowReadout does not support TorchScript"):
+        torch.jit.script(torch.nn.Sequential(readout))
+    assert repr(readout) == "FlowReadout(2, num_points=3, by='step', structure='points', size='append')"
+
+
+@pytest.mark.parametrize("by", EVERY_WAY)
+def test_the_report_says_how_each_graph_went(by):
+    readout = make(by=by, on_failure="ignore")
+    with pytest.raises(RuntimeError, match="There is no report yet"):
+        _ = readout.report
+    nodes = NODES.clone()
+    nodes[7, 0] = torch.inf
+    readout(nodes, BATCH, dim_size=4)
+    statuses = [Status.OK, Status.NONFINITE_INPUT, Status.OK, Status.EMPTY]
+    assert readout.report.status.tolist() == statuses
+    assert readout.report.converged.tolist() == [True, False, True, True]
+    assert float(readout.report.residual[[0, 2, 3]].max()) < 1e-5
+    assert str(readout.report).startswith("4 graphs: 2 OK, 1 EMPTY, 1 NONFINITE_INPUT; at most ")
+    with pytest.raises(ArithmeticError, match=r"1 of 3 graphs are NONFINITE_INPUT \(graph 1\)"):
+        make(by=by, on_failure="raise")(nodes, BATCH)
+    with pytest.warns(RuntimeWarning, match=r"1 of 3 graphs are NONFINITE_INPUT \(graph 1\)"):
+        make(by=by)(nodes, BATCH)
+
+
+def test_options_reach_the_flow():
+    options = {"epsilon": 0.3, "tolerance": 1e-9, "engine": "torch", "cost": costs.Euclidean(1.5), "debias": False}
+    readout = make(by="flow", **options).eval()
+    points = flow_pool(NODES / (1 + 1e-5) ** 0.5, BATCH, reference=readout.pool.reference, **options).points
+    expected = torch.cat([points.flatten(1), SIZES], 1) / (1 + 1e-5) ** 0.5
+    assert torch.allclose(readout(NODES, BATCH), expected, atol=1e-8)
+    absolute = make("displacement", by="flow", relative=False, size=None, epsilon=0.2).eval()
+    rows = absolute(NODES, BATCH).view(3, 4, 2) * (1 + 1e-5) ** 0.5
+    nodes, reference = NODES / (1 + 1e-5) ** 0.5, absolute.pool.reference
+    found = flow_pool(nodes, BATCH, reference=reference, relative=False, epsilon=0.2).points
+    assert torch.allclose(rows[:, 1:], found - reference, atol=1e-7)
+
+
+@pytest.mark.parametrize("by", ["step", "free"])
+def test_a_step_takes_weights_of_the_features(by):
+    """A diagonal cost is the plain one of weighted features; what the points receive is told in the features' units."""
+    cost = costs.Mahalanobis(2).double()
+    with torch.no_grad():
+        cost.weight.copy_(torch.tensor([0.5, -0.3]))
+    readout = make(by=by, cost=cost, size=None).eval()
+    assert {"cost.weight", "reference"} <= {name for name, _ in readout.named_parameters()}
+    scale, nodes = cost.weight.detach().exp(), NODES / (1 + 1e-5) ** 0.5
+    given = {"reference": readout.reference * scale, "epsilon": 0.2, "relative": False, "free": by == "free"}
+    expected = transport_pool(nodes * scale, BATCH, **given).points / scale
+    found = readout(NODES, BATCH)[:, :6].view(3, 3, 2) * (1 + 1e-5) ** 0.5
+    assert torch.allclose(found, expected, atol=1e-9)
+    found.square().sum().backward()
+    assert cost.weight.grad.abs().min() > 1e-6
+    readout.reset_parameters()
+    assert not cost.weight.any()
+
+
+# Graphs that cannot count
+
+
+def trained(readout, nodes, batch, dim_size, rows, masses=None):
+    """Rows of a call, gradients in nodes and parameters of a loss on them, and the state afterwards."""
+    leaf = nodes.clone().requires_grad_()
+    chosen = readout(leaf, batch, dim_size=dim_size, masses=masses)[rows]
+    weights = torch.randn(chosen.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    gradients = torch.autograd.grad((chosen * weights).sum(), [leaf, *readout.parameters()])
+    return chosen, gradients, list(readout.state_dict().values())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(("structure", "by"), [("moments", "step"), ("moments", "free"), ("displacement", "flow")])
+def test_a_broken_graph_changes_no_bit_of_the_others(structure, by, value, training):
+    """Neither of their rows, nor of any gradient, nor of the statistics: as if it were not there."""
+    readout = make(structure, by=by, on_failure="ignore")
+    readout(NODES, BATCH)
+    readout.train(training)
+    other = copy.deepcopy(readout)
+    bad = torch.randn(4, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    bad[2, 1] = value
+    nodes, batch = torch.cat([NODES[:6], bad, NODES[6:]]), torch.cat([BATCH[:6], torch.ones(4).long(), BATCH[6:] + 1])
+    whole = readout(nodes, batch, dim_size=4)
+    assert whole[1].isnan().all() and whole[[0, 2, 3]].isfinite().all()
+    readout.load_state_dict(other.state_dict())
+    rows, gradients, state = trained(readout, nodes, batch, 4, [0, 2, 3])
+    expected = trained(other, NODES, BATCH, 3, [0, 1, 2])
+    assert torch.equal(rows, expected[0])
+    mine = gradients[0][[*range(6), *range(10, 19)]]
+    assert not gradients[0][6:10].any()
+    for found, wanted in zip([mine, *gradients[1:]], expected[1], strict=True):
+        assert torch.equal(found, wanted)
+    for found, wanted in zip(state, expected[2], strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("by", EVERY_WAY)
+def test_empty_graphs_and_nodes_without_mass_do_not_count(by):
+    first, second = make(by=by), make(by=by)
+    nodes, masses = torch.cat([NODES, NODES[:2] + 50]), torch.cat([MASSES, torch.zeros(2).double()])
+    batch = torch.cat([BATCH, torch.tensor([0, 2])])
+    found = trained(first, nodes, 2 * batch, 6, [0, 2, 4], masses)
+    expected = trained(second, NODES, BATCH, 3, [0, 1, 2], MASSES)
+    assert torch.allclose(found[0], expected[0], atol=1e-10)
+    assert torch.allclose(found[1][0][:15], expected[1][0], atol=1e-8)
+    for name, state in first.state_dict().items():
+        assert torch.allclose(state, second.state_dict()[name], atol=1e-12), name
+
+
+@pytest.mark.parametrize("by", EVERY_WAY)
+def test_statistics_are_those_of_batch_norm(by):
+    readout = make(by=by)
+    for _ in range(3):
+        readout(NODES, BATCH)
+    norm = torch.nn.BatchNorm1d(2).double()
+    for _ in range(3):
+        norm(NODES)
+    for name, value in norm.state_dict().items():
+        assert torch.allclose(readout.node_norm.state_dict()[name].double(), value.double(), rtol=1e-12), name
+    readout.node_norm.momentum = norm.momentum = None
+    readout(2 * NODES, BATCH)
+    norm(2 * NODES)
+    assert torch.allclose(readout.node_norm.running_var, norm.running_var, rtol=1e-12)
+
+
+def test_a_broken_graph_under_torch_compile():
+    nodes = NODES.clone()
+    nodes[7, 0] = torch.nan
+    readout = make("moments", by="step", on_failure="ignore")
+    other = copy.deepcopy(readout)
+    traced = torch.compile(lambda x, index: readout(x, index, dim_size=3), fullgraph=True, backend="eager")
+    found, expected = traced(nodes, BATCH), other(nodes, BATCH, dim_size=3)
+    assert found[1].isnan().all()
+    assert torch.allclose(found, expected, atol=1e-12, equal_nan=True)
+    assert torch.allclose(readout.output_norm.running_var, other.output_norm.running_var, rtol=1e-12)
+
+
+@pytest.mark.parametrize("width", [1e-3, 1e-6, 1e-9, 0.0])
+def test_gradients_are_bounded_where_a_point_receives_nodes_without_spread(width):
+    """Pairs of nodes that come together, a point for each pair: the gradient of the deviations must not blow up."""
+    centres = torch.tensor([[-1.0, 0.0], [1.0, 0.5], [0.0, -2.0]], dtype=torch.float64)
+    nodes = torch.cat([centres - width, centres + width, centres + 0.1, centres * 1.2]).requires_grad_()
+    readout = FlowReadout(2, 3, reference=centres, epsilon=1e-3).double().eval()
+    readout(nodes, torch.tensor([0] * 6 + [1] * 6)).sum().backward()
+    assert nodes.grad.isfinite().all() and float(nodes.grad.abs().max()) < 5
+    assert readout.reference.grad.isfinite().all() and float(readout.reference.grad.abs().max()) < 1e3
+
+
+@pytest.mark.parametrize("by", EVERY_WAY)
+def test_autocast_takes_masses_of_single_precision(by):
+    readout, linear = FlowReadout(2, 3, structure="points", by=by).eval(), torch.nn.Linear(2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = linear(NODES.float())
+        out = readout(narrow, BATCH, masses=MASSES.float())
+    assert narrow.dtype == out.dtype == torch.bfloat16
+    expected = readout(narrow.float(), BATCH, masses=MASSES.float())
+    assert torch.allclose(out.float(), expected, rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.parametrize("by", ["step", "free"])
+def test_both_engines_give_the_same(by):
+    one, other = (make("moments", by=by, engine=engine)(NODES, BATCH) for engine in ("compiled", "torch"))
+    assert torch.allclose(one, other, atol=1e-10)

@@ -1,4 +1,4 @@
-"""The kernels for equal shares against their twins in torch, in good and in bad company."""
+"""The kernels for given shares against their twins in torch, in good and in bad company."""
 
 import numpy as np
 import pytest
@@ -22,8 +22,13 @@ def ragged_batch(sizes, num_points, spread=3.0, weightless=False):
     return scores, masses / torch.zeros(len(sizes)).double().index_add(0, graph, masses)[graph], offsets
 
 
-def solve(scores, masses, ptr, threads=1):
-    return [torch.from_numpy(value) for value in balance.solve(scores.numpy(), masses.numpy(), ptr.numpy(), threads)]
+def equal(scores):
+    return torch.full(scores.shape[1:], 1 / scores.shape[1], dtype=torch.float64)
+
+
+def solve(scores, masses, ptr, threads=1, shares=None):
+    given = (scores, masses, equal(scores) if shares is None else shares, ptr)
+    return [torch.from_numpy(value) for value in balance.solve(*(value.numpy() for value in given), threads)]
 
 
 def adjoint(*given, threads=1):
@@ -35,8 +40,9 @@ def adjoint(*given, threads=1):
 @pytest.mark.parametrize("sizes", [[7, 0, 1, 30, 8, 0], [0], [3], [200, 17]])
 def test_kernels_and_torch_agree(sizes, num_points, weightless):
     scores, masses, ptr = ragged_batch(sizes, num_points, weightless=weightless)
-    portions, factor = solve(scores, masses, ptr)
-    expected = solve_in_torch(scores, masses, ptr)
+    shares = torch.linspace(1, 3, num_points).double() / torch.linspace(1, 3, num_points).double().sum()
+    portions, factor = solve(scores, masses, ptr, shares=shares)
+    expected = solve_in_torch(scores, masses, shares, ptr)
     assert torch.allclose(portions, expected[0], rtol=0, atol=1e-12)
     assert torch.allclose(factor, expected[1], rtol=1e-9, atol=1e-12)
     upstream = torch.randn(portions.shape, generator=GENERATOR, dtype=torch.float64)
@@ -50,7 +56,7 @@ def test_every_point_gets_its_share_however_small_epsilon_is(spread):
     """Where the plan leaves no doubt the potential is not determined any more, but what it achieves is."""
     scores, masses, ptr = ragged_batch([40, 0, 25, 8], 4, spread)
     portions, _ = solve(scores, masses, ptr)
-    expected, _ = solve_in_torch(scores, masses, ptr)
+    expected, _ = solve_in_torch(scores, masses, equal(scores), ptr)
     shares = torch.stack([(masses[:, None] * portions)[ptr[g] : ptr[g + 1]].sum(0) for g in range(4)])
     assert torch.allclose(shares[[0, 2, 3]], torch.full((3, 4), 0.25).double(), rtol=0, atol=1e-12)
     assert torch.allclose(portions, expected, rtol=0, atol=1e-12 * spread)
@@ -59,7 +65,7 @@ def test_every_point_gets_its_share_however_small_epsilon_is(spread):
 def test_an_epsilon_out_of_reach_does_no_harm():
     """Steps run out before the shares are equal; the last one must not throw away what was found."""
     scores, masses, ptr = ragged_batch([40, 25, 100], 4, 1e6)
-    for portions, _ in (solve(scores, masses, ptr), solve_in_torch(scores, masses, ptr)):
+    for portions, _ in (solve(scores, masses, ptr), solve_in_torch(scores, masses, equal(scores), ptr)):
         shares = torch.stack([(masses[:, None] * portions)[ptr[g] : ptr[g + 1]].sum(0) for g in range(3)])
         assert ((shares - 0.25).abs() < 0.1).all()
 
@@ -77,7 +83,8 @@ def test_trouble_stays_in_its_graph():
         upstream = torch.ones_like(portions)
         found = adjoint(portions, masses, ptr, factor, upstream)
         wanted = adjoint(*clean[:1], masses, ptr, clean[1], upstream)
-        assert all(torch.equal(one[15:], other[15:]) for one, other in zip(found, wanted, strict=True))
+        assert all(torch.equal(one[15:], other[15:]) for one, other in zip(found[:2], wanted[:2], strict=True))
+        assert torch.equal(found[2][[0, 2]], wanted[2][[0, 2]])
 
 
 def test_no_bit_depends_on_company_or_threads(monkeypatch):
@@ -96,10 +103,11 @@ def test_no_bit_depends_on_company_or_threads(monkeypatch):
         alone = torch.tensor([0, own.stop - own.start])
         portions, factor = solve(scores[own], masses[own], alone)
         assert torch.equal(portions, together[0][own]) and torch.equal(factor[0], together[1][graph])
-        to_scores, to_masses = adjoint(portions, masses[own], alone, factor, upstream[own])
+        to_scores, to_masses, to_shares = adjoint(portions, masses[own], alone, factor, upstream[own])
         assert torch.equal(to_scores, back[0][own]) and torch.equal(to_masses, back[1][own])
+        assert torch.equal(to_shares[0], back[2][graph])
 
 
 def test_a_batch_without_graphs():
-    portions, factors = balance.solve(np.empty((0, 3)), np.empty(0), np.zeros(1, np.int64), 1)
+    portions, factors = balance.solve(np.empty((0, 3)), np.empty(0), np.full(3, 1 / 3), np.zeros(1, np.int64), 1)
     assert portions.shape == (0, 3) and factors.shape == (0, 3, 3)

@@ -1,9 +1,11 @@
-"""Ragged products by kernels against NumPy, graph by graph."""
+"""Ragged products by kernels and by torch against NumPy, graph by graph."""
 
 import numpy as np
 import pytest
+import torch
 
 from flowpool.step import ragged_kernels as ragged
+from flowpool.step.ragged import products_in_torch, sums_in_torch
 
 GENERATOR = np.random.default_rng(0)
 SIZES = [7, 0, 1, 30, 4, 0]
@@ -15,12 +17,14 @@ def test_products_against_numpy(count, width):
     left = GENERATOR.standard_normal((PTR[-1], count))
     right = GENERATOR.standard_normal((PTR[-1], width))
     matrices = GENERATOR.standard_normal((len(SIZES), count, width))
-    sums = ragged.sums_of_products(left, right, PTR, 1)
-    products = ragged.products_of_rows(left, matrices, PTR, 1)
-    for graph in range(len(SIZES)):
-        own = slice(PTR[graph], PTR[graph + 1])
-        np.testing.assert_allclose(sums[graph], left[own].T @ right[own], rtol=1e-12, atol=1e-13)
-        np.testing.assert_allclose(products[own], left[own] @ matrices[graph], rtol=1e-12, atol=1e-13)
+    given = [torch.from_numpy(value) for value in (left, right, matrices, PTR)]
+    by_torch = sums_in_torch(given[0], given[1], given[3]), products_in_torch(given[0], given[2], given[3])
+    by_kernels = ragged.sums_of_products(left, right, PTR, 1), ragged.products_of_rows(left, matrices, PTR, 1)
+    for sums, products in (by_kernels, [value.numpy() for value in by_torch]):
+        for graph in range(len(SIZES)):
+            own = slice(PTR[graph], PTR[graph + 1])
+            np.testing.assert_allclose(sums[graph], left[own].T @ right[own], rtol=1e-12, atol=1e-13)
+            np.testing.assert_allclose(products[own], left[own] @ matrices[graph], rtol=1e-12, atol=1e-13)
 
 
 def test_nan_stays_in_its_graph_and_no_bit_depends_on_company_or_threads(monkeypatch):

@@ -1,4 +1,4 @@
-r"""The Sinkhorn divergence and its gradient in X (sections 3.3 and 7.1 of the paper).
+r"""The Sinkhorn divergence and its gradient in X (sections 3.3 and 7.1 of the paper, eqs. 11 and 19).
 
 .. math::
     S_\varepsilon(X, Y) = L^\varepsilon_{C(X,Y)}(a, b) - \tfrac12 L^\varepsilon_{C(X,X)}(a, a)

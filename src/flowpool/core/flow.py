@@ -1,4 +1,4 @@
-r"""The Wasserstein gradient flow from X^(0) to X* (sections 5 and 6 of the paper), for a batch of clouds.
+r"""The Wasserstein gradient flow from X^(0) to X* (sections 5 and 6 of the paper, eq. 13), for a batch of clouds.
 
 In the metric of the masses the flow is :math:`\dot x_i = -\nabla_{x_i} S_\varepsilon / (2 a_i)`; for the squared
 Euclidean cost this is the difference of two barycentric maps, and a step of length one jumps to it. Which step comes next is
@@ -295,7 +295,7 @@ def descend(
     """Algorithm 1 with a fixed step, recorded by autograd: X^(L) and the number of steps of each cloud.
 
     Args:
-        energy: its tensors may require gradients; those flow through every step (section 8.1).
+        energy: its tensors may require gradients; those flow through every step (section 8.1, eqs. 24 and 25).
         start: X^(0), ``(B, M, D)``.
         step_size: tau.
         max_steps: L.

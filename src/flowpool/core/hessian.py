@@ -1,4 +1,4 @@
-r"""Second derivatives of the energy in X (section 8.2 of the paper).
+r"""Second derivatives of the energy in X (sections 8 and 8.2 of the paper, eqs. 25 and 35).
 
 :class:`Curvature` is what is kept of the Hessian of a batch of energies, and :func:`hessian_product` its product with a
 direction. For the squared Euclidean cost both are in closed form, and only the part along the leading directions of the nodes

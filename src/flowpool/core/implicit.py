@@ -1,4 +1,4 @@
-r"""Gradients through the optimality condition (section 8.2 of the paper).
+r"""Gradients through the optimality condition (section 8.2 of the paper, eqs. 32 to 42).
 
 At X* the gradient of the energy vanishes, so with :math:`H = \nabla_X^2 S` the Jacobian of the pooled points solves
 :math:`H J = -\partial_Y \nabla_X S`. A vector-Jacobian product needs one linear solve, whatever the number of steps

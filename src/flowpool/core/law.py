@@ -1,6 +1,6 @@
 r"""The law of the flow: which step comes next, when it is accepted, when the flow ends.
 
-Algorithm 1 of the paper repeats ``X <- update_step(X, grad S)``. Here the update is chosen by what is known of the flow
+Algorithm 1 of the paper (section 6) repeats ``X <- update_step(X, grad S)``. Here the update is chosen by what is known of the flow
 :math:`\dot x_i = -\nabla_{x_i} S_\varepsilon / (2 a_i)` at the moment. The divergence has many local minima and the flow
 decides which one is meant, so it is followed accurately while that matters, and left only at the end:
 

@@ -1,4 +1,4 @@
-"""Graphs as probability measures (section 4 of the paper).
+"""Graphs as probability measures (section 4 of the paper, eq. 12).
 
 A graph with node features Y and masses b is the measure ``nu = sum_j b_j delta_{y_j}``. A batch of them is kept
 ragged: the nodes of all graphs one after the other, with offsets. Nothing here pads, so that no graph can feel

@@ -1,11 +1,11 @@
-r"""Entropic optimal transport between two clouds (section 3.2 of the paper).
+r"""Entropic optimal transport between two clouds (section 3.2 of the paper, eqs. 5 to 10).
 
 .. math::
     L_C^\varepsilon(a, b) = \min_{P \in U(a, b)} \langle C, P\rangle - \varepsilon H(P),
     \qquad P^*_{ij} = \exp((f_i + g_j - C_{ij}) / \varepsilon)
 
 All problems are batched ``(B, M, N)`` and solved in the log domain, each to its own tolerance.
-:func:`sinkhorn` is the block coordinate ascent of the paper. :func:`solve` is what the flow uses: given f, the best g
+:func:`sinkhorn` is the block coordinate ascent of the paper (eq. 6). :func:`solve` is what the flow uses: given f, the best g
 is known in closed form, and Newton's method on the M unknowns that remain (the semi-dual) needs 2 to 5 iterations
 where Sinkhorn needs hundreds. :func:`solve_self` does the same for a cloud against itself, where f = g.
 

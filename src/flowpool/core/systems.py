@@ -1,4 +1,4 @@
-r"""Linear systems with the Hessian: implicit steps, Newton steps, and the adjoint of section 8.2.
+r"""Linear systems with the Hessian: implicit steps, Newton steps, and the adjoint of section 8.2 (eqs. 36 to 40).
 
 The model of the Hessian is a dense block for the leading directions E of the nodes, and 2 Q for each of the others:
 

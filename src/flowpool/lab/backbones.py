@@ -7,16 +7,14 @@ at a time, so nothing passes from one graph to another.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GINConv
 
 from flowpool.lab.datasets import GraphDataset
-
-Backbone = Literal["sgc", "gin", "blind", "linear"]
-Propagation = Literal["normalised", "raw"]
+from flowpool.lab.names import Backbone, Propagation
 
 POWER = 2  # K of the paper's SGC layer
 _GIN_LAYERS = 2

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from flowpool.lab.results import Result, ResultError
+from flowpool.lab.results import Failure, Result, ResultError, Scored
 from flowpool.lab.statistics import Difference, Summary, paired_difference, summarise
 
 # Table 1 of the paper: MUTAG, SGC with K=2, d=8, M=5; in per cent, over 10 folds.
 PAPER_TABLE = {"sort": Summary(0.7330, 0.0788, 10), "flow": Summary(0.8248, 0.0739, 10)}
+
+
+class Drawn(Protocol):
+    """What pictures show of a row, whatever protocol it is of."""
+
+    @property
+    def pool(self) -> str: ...
+    @property
+    def results(self) -> Sequence[Scored]: ...
+    @property
+    def difference(self) -> Difference | None: ...
+    @property
+    def paper(self) -> Summary | None: ...
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,7 @@ class Row:
             with fewer than two common folds.
         seconds_per_epoch: median over folds.
         paper: what the paper says, where it says something.
+        num_failed: folds that raised, and are in none of the numbers.
     """
 
     pool: str
@@ -34,27 +50,50 @@ class Row:
     difference: Difference | None
     seconds_per_epoch: float
     paper: Summary | None
+    num_failed: int = 0
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, accuracies as shares."""
+        return {
+            "pool": self.pool,
+            "accuracy": asdict(self.accuracy),
+            "difference": None if self.difference is None else asdict(self.difference),
+            "seconds_per_epoch": self.seconds_per_epoch,
+            "paper": None if self.paper is None else asdict(self.paper),
+            "failed": self.num_failed,
+        }
 
 
-def compare(results: Iterable[Result], pools: Sequence[str], reference: str, *, as_in_paper: bool = False) -> list[Row]:
+def compare(
+    results: Iterable[Result],
+    pools: Sequence[str],
+    reference: str,
+    *,
+    as_in_paper: bool = False,
+    failures: Iterable[Failure] = (),
+) -> list[Row]:
     """One row per pool that has results, in the order of ``pools``.
 
     Args:
         results: of any pools and folds.
         pools: which to show.
         reference: the pool that the others are compared with.
-        as_in_paper: whether dataset and model are those of the paper's table.
+        as_in_paper: whether what the paper states about its table is as it states it.
+        failures: folds that raised.
     """
+    failed = Counter(failure.pool for failure in failures)
+    results = list(results)
     by_pool = {pool: sorted((r for r in results if r.pool == pool), key=lambda r: r.task) for pool in pools}
-    _check_same_folds([result for found in by_pool.values() for result in found])
+    check_same_folds([result for found in by_pool.values() for result in found])
     return [
         Row(
             pool,
             found,
             summarise([result.accuracy for result in found]),
-            None if pool == reference else _difference(found, by_pool.get(reference, [])),
+            None if pool == reference else difference_of(found, by_pool.get(reference, [])),
             float(np.median([result.seconds_per_epoch for result in found])),
             PAPER_TABLE.get(pool) if as_in_paper else None,
+            failed[pool],
         )
         for pool, found in by_pool.items()
         if found
@@ -76,7 +115,13 @@ def points(difference: Difference) -> str:
     return f"{100 * difference.mean:+.2f} ({100 * difference.error:.2f})"
 
 
-def _difference(found: list[Result], others: list[Result]) -> Difference | None:
+def count(row: Row) -> str:
+    """``10``, or ``9, 1 failed``."""
+    return f"{row.accuracy.count}, {row.num_failed} failed" if row.num_failed else str(row.accuracy.count)
+
+
+def difference_of(found: Sequence[Scored], others: Sequence[Scored]) -> Difference | None:
+    """The first minus the second over their common folds; None with fewer than two of these."""
     other = {(result.repeat, result.fold): result for result in others}
     pairs = [(result, other[key]) for result in found if (key := (result.repeat, result.fold)) in other]
     if len(pairs) < 2:
@@ -85,7 +130,8 @@ def _difference(found: list[Result], others: list[Result]) -> Difference | None:
     return paired_difference([one.accuracy for one, _ in pairs], [two.accuracy for _, two in pairs], ratio)
 
 
-def _check_same_folds(results: list[Result]) -> None:
+def check_same_folds(results: Sequence[Scored]) -> None:
+    """Raises ResultError unless all pools were tested on the same graphs."""
     tests: dict[tuple[int, int], list[int]] = {}
     for result in results:
         known = tests.setdefault((result.repeat, result.fold), result.test_graphs)

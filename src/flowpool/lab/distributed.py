@@ -20,11 +20,12 @@ import typer
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from flowpool.lab.backbones import Backbone, prepare
+from flowpool.lab.backbones import prepare
 from flowpool.lab.datasets import GraphDataset
 from flowpool.lab.evaluate import folds_of, load_graphs
 from flowpool.lab.leakproof import Graded, Practice, divide
 from flowpool.lab.model import Classifier, Shape, build_model
+from flowpool.lab.names import Backbone
 from flowpool.lab.pools import POOLS
 from flowpool.lab.training import Schedule, Share, Trained, train
 

@@ -10,32 +10,40 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import multiprocessing
-import multiprocessing.context
 import os
 import signal
-import sys
 import threading
+import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from flowpool.lab.backbones import Propagation, check_backbone, prepare
-from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, load_splits, make_shapes, repeat_splits
+from flowpool.lab import identity
+from flowpool.lab.backbones import check_backbone, prepare
+from flowpool.lab.datasets import (
+    Fold,
+    GraphDataset,
+    load_dataset,
+    load_splits,
+    make_shapes,
+    repeat_splits,
+    require_equal_masses,
+)
 from flowpool.lab.leakproof import Exam, Practice, divide
 from flowpool.lab.model import Classifier, Shape, build_model, derived_seed
-from flowpool.lab.pools import POOLS
-from flowpool.lab.results import Candidate, Result, Run, Store, Task
+from flowpool.lab.names import Propagation, TrainedProtocol
+from flowpool.lab.pools import POOLS, FlowSettings, pool_class
+from flowpool.lab.results import Candidate, Failure, Kind, Result, ResultFolder, Run, Store, Task
 from flowpool.lab.training import Schedule, StopOn, Trained, train
-
-Protocol = Literal["paper", "errica"]
 
 SHAPES = "SHAPES"  # the one dataset that is made, not read
 
@@ -52,8 +60,10 @@ class Grid:
         return [Candidate(*values) for values in itertools.product(self.channels, self.learning_rates, self.stop_on)]
 
 
-PAPER_GRID = Grid((8,), (0.01,), ("loss",))
-ERRICA_GRID = Grid((32, 64), (0.01, 0.001), ("loss", "accuracy"))
+GRIDS: dict[TrainedProtocol, Grid] = {
+    "paper": Grid((8,), (0.01,), ("loss",)),
+    "errica": Grid((32, 64), (0.01, 0.001), ("loss", "accuracy")),
+}
 FINAL_RUNS = {"paper": 1, "errica": 3}
 
 
@@ -70,16 +80,18 @@ class Configuration:
         shape: the model; its ``channels`` are those of the grid.
         schedule: the training; its learning rate and criterion are those of the grid.
         seed: of all weights and orders.
+        flow: settings of the pools that run the flow.
     """
 
     dataset: str = "MUTAG"
     data: str | None = None
-    protocol: Protocol = "paper"
-    grid: Grid = PAPER_GRID
+    protocol: TrainedProtocol = "paper"
+    grid: Grid = GRIDS["paper"]
     propagation: Propagation | None = "normalised"
     shape: Shape = Shape()
     schedule: Schedule = Schedule()
     seed: int = 0
+    flow: FlowSettings = FlowSettings()
 
     def __post_init__(self) -> None:
         if self.protocol not in FINAL_RUNS:
@@ -95,6 +107,15 @@ class Configuration:
             self.shape_of(candidate)
             self.schedule_of(candidate)
 
+    @property
+    def is_as_in_paper(self) -> bool:
+        """Whether everything that the paper states about its table (section 9) is as it states it.
+
+        It does not state how graphs are batched and how the flow is set.
+        """
+        stated = replace(self, data=None, seed=0, flow=FlowSettings(), shape=replace(self.shape, padding="none"))
+        return stated == Configuration()
+
     def shape_of(self, candidate: Candidate) -> Shape:
         return replace(self.shape, channels=candidate.channels)
 
@@ -108,21 +129,26 @@ class Configuration:
         del shape["channels"], schedule["learning_rate"], schedule["stop_on"]  # in the grid
         return {
             "dataset": self.dataset,
-            "graphs": _fingerprint(load_graphs(self.dataset, self.data)),
-            "splits": _fingerprint_of_folds(folds_of(self.dataset, self.data, 0)),
+            "graphs": identity.of_graphs(load_graphs(self.dataset, self.data)),
+            "splits": identity.of_folds(folds_of(self.dataset, self.data, 0)),
             "protocol": self.protocol,
             "propagation": self.propagation,
             "seed": self.seed,
-            "flowpool": _own_version(),
-            "torch": torch.__version__,
+            "flow": asdict(self.flow),
+            "code": identity.of_sources(),
+            "packages": identity.of_packages(),
             **asdict(self.grid),
             **shape,
             **schedule,
         }
 
 
-def evaluate(configuration: Configuration, tasks: Sequence[Task], store: Store, *, jobs: int = 1) -> Iterator[Result]:
+def evaluate(
+    configuration: Configuration, tasks: Sequence[Task], store: Store, *, jobs: int = 1
+) -> Iterator[Result | Failure]:
     """Computes the tasks whose results are not in the store, and hands over each as it is done and saved.
+
+    A fold that raises is a `Failure`, kept with its reason; the others go on. It is tried again the next time.
 
     Args:
         configuration: what to train.
@@ -130,40 +156,82 @@ def evaluate(configuration: Configuration, tasks: Sequence[Task], store: Store, 
         store: the result folder of this configuration.
         jobs: processes; each trains one fold at a time on its share of the cores.
     """
+    return compute(partial(run_fold, configuration), tasks, store, jobs=jobs)
+
+
+def compute(
+    work: Callable[[Task], Kind], tasks: Sequence[Task], store: ResultFolder[Kind], *, jobs: int
+) -> Iterator[Kind | Failure]:
+    """Does the work of the tasks whose results are not in the store, and hands over each result once it is saved.
+
+    Args:
+        work: computes one fold; it can be pickled.
+        tasks: the folds.
+        store: where results are kept.
+        jobs: processes.
+    """
     if jobs < 1:
         raise ValueError(f"{jobs} jobs; at least 1 is needed.")
     todo = [task for task in tasks if store.load(task) is None]
     jobs = min(jobs, len(todo))
     if jobs <= 1:
         for task in todo:
-            yield _run_and_save(configuration, task, store)
+            yield _run_and_save(work, task, store)
         return
+    others = set(multiprocessing.active_children())
+    # A fresh interpreter each, not a fork: copies of a process with threads may hang.
     executor = ProcessPoolExecutor(
         jobs,
-        mp_context=_process_context(),
+        mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
         initargs=(max(1, torch.get_num_threads() // jobs),),
     )
     try:
-        futures = [executor.submit(_run_and_save, configuration, task, store) for task in todo]
+        with _uninterrupted():
+            futures = [executor.submit(_run_and_save, work, task, store) for task in todo]
         for future in as_completed(futures):
             yield future.result()
+    except BaseException:
+        # Nobody waits for half a fold: workers hold nothing that is not written.
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()
+        raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
+def chosen_pools(text: str) -> tuple[str, ...]:
+    """The pools of a list that is separated by commas, or all of them."""
+    return tuple(POOLS) if text == "all" else tuple(name.strip() for name in text.split(","))
+
+
+def folder_name(identity: dict[str, Any]) -> str:
+    """A name for the folder of results that is different for every configuration."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return f"{identity['dataset']}-{identity['backbone']}-{digest[:10]}"
+
+
 def make_tasks(configuration: Configuration, pools: Sequence[str], repeats: int) -> list[Task]:
     """All folds of all pools, fold by fold, so that a table of what is done so far is fair."""
-    unknown = [pool for pool in pools if pool not in POOLS]
+    check_names(pools, POOLS, repeats)
+    require_equal_masses(load_graphs(configuration.dataset, configuration.data))
+    changed = configuration.flow.changed()
+    if changed and not any(pool_class(pool).has_flow_settings for pool in pools):
+        raise ValueError(f"None of these pools runs the flow, so that {next(iter(changed))} would have no effect.")
+    num_folds = len(folds_of(configuration.dataset, configuration.data, 0))
+    return [Task(pool, *where) for where in itertools.product(range(repeats), range(num_folds)) for pool in pools]
+
+
+def check_names(pools: Sequence[str], known: Collection[str], repeats: int) -> None:
+    """Raises ValueError unless the pools are known and different, and there is something to repeat."""
+    unknown = [pool for pool in pools if pool not in known]
     if unknown or not pools:
         found = f"Unknown pool {unknown[0]!r}" if unknown else "No pool was named"
-        raise ValueError(f"{found}; there are {', '.join(POOLS)}.")
+        raise ValueError(f"{found}; there are {', '.join(known)}.")
     if len(set(pools)) < len(pools):
         raise ValueError(f"A pool is named twice in {', '.join(pools)}.")
     if repeats < 1:
         raise ValueError(f"{repeats} repeats; at least 1 is needed.")
-    num_folds = len(folds_of(configuration.dataset, configuration.data, 0))
-    return [Task(pool, *where) for where in itertools.product(range(repeats), range(num_folds)) for pool in pools]
 
 
 def run_fold(configuration: Configuration, task: Task) -> Result:
@@ -210,7 +278,11 @@ def _trained(
     configuration: Configuration, candidate: Candidate, pool: str, practice: Practice, seed: int
 ) -> tuple[Classifier, Trained]:
     shape, graphs = configuration.shape_of(candidate), practice.graphs
-    model = build_model(pool, shape, graphs.num_features, graphs.num_classes, seed)
+    # All graphs, not only those that training may see: a program with fixed shapes would know it too.
+    largest = int(_prepared(configuration).node_ptr.diff().max())
+    model = build_model(
+        pool, shape, graphs.num_features, graphs.num_classes, seed, flow=configuration.flow, largest=largest
+    )
     return model, train(model, practice, configuration.schedule_of(candidate), seed)
 
 
@@ -223,26 +295,39 @@ def _final_run(
     return Run(graded.accuracy, graded.predictions, trained.curve, trained.best_epoch, trained.seconds, num_parameters)
 
 
-def _run_and_save(configuration: Configuration, task: Task, store: Store) -> Result:
-    result = run_fold(configuration, task)
+def _run_and_save(work: Callable[[Task], Kind], task: Task, store: ResultFolder[Kind]) -> Kind | Failure:
+    try:
+        result = work(task)
+    except Exception as error:
+        failure = Failure(*task, reason=_reason(error), trace=traceback.format_exc())
+        store.save_failure(failure)
+        return failure
     store.save(result)
     return result
 
 
-def _process_context() -> multiprocessing.context.BaseContext:
-    """How workers are made; never by a plain fork, because copies of a process with threads may hang."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    # A clean server imports everything once and forks workers, which spares each of them the seconds of importing.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
+def _reason(error: Exception) -> str:
+    """The exception in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C is ignored here, and for good by the processes that are started here: the parent alone speaks."""
+    if threading.current_thread() is not threading.main_thread():  # others get no signals, and may not set any
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _start_worker(num_threads: int) -> None:
     """Sets up a worker process: its share of the cores, and an end when its parent ends."""
     torch.set_num_threads(num_threads)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group; the parent alone speaks
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -279,22 +364,3 @@ def _prepared(configuration: Configuration) -> GraphDataset:
 @lru_cache(maxsize=4)
 def _prepare_once(name: str, data: str | None, backbone: Any, propagation: Any) -> GraphDataset:
     return prepare(load_graphs(name, data), backbone, propagation)
-
-
-def _own_version() -> str:
-    try:
-        return version("flowpool")
-    except PackageNotFoundError:  # run from its sources
-        return "not installed"
-
-
-def _fingerprint(dataset: GraphDataset) -> str:
-    digest = hashlib.sha256()
-    for part in (dataset.features, dataset.node_ptr, dataset.edge_index, dataset.edge_ptr, dataset.labels):
-        digest.update(f"{part.dtype}{tuple(part.shape)};".encode())
-        digest.update(part.contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _fingerprint_of_folds(folds: Sequence[Fold]) -> str:
-    return hashlib.sha256(repr([[part.tolist() for part in fold] for fold in folds]).encode()).hexdigest()

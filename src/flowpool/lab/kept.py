@@ -11,12 +11,14 @@ What is fair is not obvious, since most methods do not set out to keep the cloud
 not in the units of the nodes. So a method is read as it stands, all rows that it filled with equal mass, as the
 classifier gets them; and where a kinder reading exists, it is shown as well:
 
-- DiffPool, MinCutPool and StructPool hand over sums over clusters. Read as ``(means)``, each sum is divided by the mass
+- MinCutPool and StructPool hand over sums over clusters. Read as ``(means)``, each sum is divided by the mass
   of its cluster, and the point weighs as much as its cluster does. No classifier gets that, but it is the most that
   can be said for their assignments.
 - TopKPool and SAGPool multiply nodes by their score. Read as ``(nodes)``, the chosen nodes are taken as they were.
 - HaarPool's rows are coefficients of the features in a basis of the graph, whose first one is the mean times
   :math:`\sqrt N`; no reading makes them places among the nodes, and a large distance is no reproach.
+- OTKE hands over kernel features; shown are the barycentres of the nodes that its plan sends to each point.
+- DiffPool's rows are features that a network of its own has learned, and it is left out.
 
 No pool is trained, so learned assignments and scores are random ones. WEGL's centres are fitted to the very graphs
 that it is then measured on.
@@ -40,14 +42,13 @@ from torch_geometric.utils import to_dense_batch
 
 from flowpool.core import sinkhorn
 from flowpool.lab.backbones import build_backbone, prepare
-from flowpool.lab.datasets import GraphDataset
+from flowpool.lab.datasets import GraphDataset, require_equal_masses
 from flowpool.lab.figures import style
 from flowpool.lab.figures.exhibit import write_table
 from flowpool.lab.leakproof import batches, subset
 from flowpool.lab.model import derived_seed
 from flowpool.lab.pools import POOLS, PointPool
-from flowpool.lab.pools.base import graph_sizes
-from flowpool.lab.pools.diff import DiffPool
+from flowpool.lab.pools.base import MOST_POINTS, check_count, graph_sizes
 from flowpool.lab.pools.mincut import MinCutPool
 from flowpool.lab.pools.sag import SAGPool
 from flowpool.lab.pools.struct import StructPool
@@ -144,6 +145,7 @@ def kept_table(
     """
     names = cloud_pools() if pools is None else list(pools)
     _check(names, features, num_points, channels, count)
+    require_equal_masses(dataset)
     if count is not None and count < len(dataset):
         drawn = np.random.default_rng(seed).permutation(len(dataset))[:count]
         dataset = subset(dataset, np.sort(drawn))
@@ -194,10 +196,9 @@ def assigned_masses(pool: PointPool, x: Tensor, edge_index: Tensor, batch: Tenso
     """How many nodes each cluster of a graph holds, ``(B, M)``; None for pools that are no clusters."""
     if isinstance(pool, StructPool):
         return pool.assignment(x, edge_index, batch, num_graphs).sum(1)
-    if not isinstance(pool, DiffPool | MinCutPool):
+    if not isinstance(pool, MinCutPool):
         return None
-    scores = pool.assignment(x, edge_index) if isinstance(pool, DiffPool) else pool.assignment(x)
-    shares: Tensor = scores.softmax(1)  # (N, M)
+    shares: Tensor = pool.assignment(x).softmax(1)  # (N, M)
     return shares.new_zeros(num_graphs, shares.shape[1]).index_add(0, batch, shares)
 
 
@@ -257,8 +258,10 @@ def _check(names: Sequence[str], features: str, num_points: int, channels: int, 
         raise ValueError(f"{', '.join(unable) or 'No pool'} gives a cloud of points; these do: {', '.join(able)}.")
     if features not in get_args(Features):
         raise ValueError(f"Unknown features {features!r}; pass {', '.join(get_args(Features))}.")
-    if num_points < 1 or channels < 1 or (count is not None and count < 1):
-        raise ValueError(f"{num_points} points, {channels} channels, {count} graphs; all must be at least 1.")
+    check_count(num_points, "points", MOST_POINTS)
+    check_count(channels, "channels", MOST_POINTS)
+    if count is not None and count < 1:
+        raise ValueError(f"{count} graphs are asked for; pass at least 1.")
 
 
 def _embedding(features: Features, in_channels: int, channels: int, seed: int) -> Callable[[Tensor, Tensor], Tensor]:

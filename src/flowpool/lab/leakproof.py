@@ -74,6 +74,7 @@ def subset(dataset: GraphDataset, numbers: np.ndarray) -> GraphDataset:
     chosen: list[Graph] = [dataset[int(number)] for number in numbers]
     nodes = torch.tensor([0] + [len(graph.x) for graph in chosen])
     edges = torch.tensor([0] + [graph.edge_index.shape[1] for graph in chosen])
+    masses, sizes = dataset.masses, dataset.node_ptr.diff().tolist()
     return GraphDataset(
         name=dataset.name,
         features=torch.cat([graph.x for graph in chosen]),
@@ -82,7 +83,12 @@ def subset(dataset: GraphDataset, numbers: np.ndarray) -> GraphDataset:
         edge_ptr=edges.cumsum(0),
         labels=torch.tensor([graph.y for graph in chosen]),
         class_names=dataset.class_names,
+        masses=None if masses is None else _chosen(masses.split(sizes), numbers),
     )
+
+
+def _chosen(parts: Sequence[Tensor], numbers: np.ndarray) -> Tensor:
+    return torch.cat([parts[int(number)] for number in numbers])
 
 
 def batches(graphs: GraphDataset, parts: Sequence[Tensor]) -> Iterator[GraphBatch]:

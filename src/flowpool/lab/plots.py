@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from flowpool.lab.comparison import Row
+from flowpool.lab.comparison import Drawn, Row
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")
@@ -32,7 +32,7 @@ def styles(pools: Sequence[str]) -> dict[str, Style]:
     return {pool: Style(colour, dashes) for pool, (dashes, colour) in zip(pools, looks, strict=True)}
 
 
-def accuracy_plot(rows: Sequence[Row]) -> Figure:
+def accuracy_plot(rows: Sequence[Drawn]) -> Figure:
     """Box of the folds of each pool, each fold a dot, the mean a diamond."""
     looks = styles([row.pool for row in rows])
 
@@ -67,7 +67,7 @@ def accuracy_plot(rows: Sequence[Row]) -> Figure:
     return _figure(draw, 1.2 + 0.5 * len(rows))
 
 
-def difference_plot(rows: Sequence[Row], reference: str) -> Figure | None:
+def difference_plot(rows: Sequence[Drawn], reference: str) -> Figure | None:
     """Differences to the reference pool with 95 % intervals; None if there are none."""
     looks = styles([row.pool for row in rows])
     compared = [(row.pool, row.difference) for row in rows if row.difference is not None]

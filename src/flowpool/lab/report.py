@@ -5,15 +5,21 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from flowpool.lab import plots
-from flowpool.lab.comparison import Row, percent, points
+from flowpool.lab.comparison import Row, compare, count, percent, points, reference_pool
+from flowpool.lab.evaluate import Configuration
+from flowpool.lab.files import write_atomically
+from flowpool.lab.pools import FlowSettings
+from flowpool.lab.results import Failure, Store, Task
 
-_STYLE = """
+STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 54rem; margin: 2rem auto;
        padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
@@ -28,13 +34,62 @@ figure { margin: 1rem 0 } pre { background: #f6f6f6; padding: .8rem; overflow-x:
 """
 
 
-def html_report(rows: Sequence[Row], reference: str, configuration: Mapping[str, Any]) -> str:
+def _flow(settings: Mapping[str, Any]) -> str:
+    """The settings of the flow, as far as they are changed."""
+    changed = FlowSettings(**settings).changed()
+    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in changed.items())
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What an evaluation ends with.
+
+    Attributes:
+        rows: one per pool, see `flowpool.lab.comparison.compare`.
+        reference: the pool that the others are compared with.
+        configuration: ``Configuration.identity()``.
+        path: the report that was written.
+        failures: folds that raised.
+    """
+
+    rows: list[Row]
+    reference: str
+    configuration: dict[str, Any]
+    path: Path
+    failures: list[Failure]
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "configuration": self.configuration,
+            "reference": self.reference,
+            "pools": [row.as_data() for row in self.rows],
+            "failures": [asdict(failure) for failure in self.failures],
+            "report": str(self.path),
+        }
+
+
+def conclude(configuration: Configuration, store: Store, tasks: Sequence[Task]) -> Conclusion:
+    """Compares what the store has of these tasks, at least one result, and writes ``report.html`` beside it."""
+    pools = list(dict.fromkeys(task.pool for task in tasks))
+    reference, identity = reference_pool(pools), configuration.identity()
+    failures = store.load_failures(tasks)
+    rows = compare(store.load_all(tasks), pools, reference, as_in_paper=configuration.is_as_in_paper, failures=failures)
+    path = store.folder / "report.html"
+    write_atomically(path, html_report(rows, reference, identity, failures).encode())
+    return Conclusion(rows, reference, identity, path, failures)
+
+
+def html_report(
+    rows: Sequence[Row], reference: str, configuration: Mapping[str, Any], failures: Sequence[Failure] = ()
+) -> str:
     """The page.
 
     Args:
         rows: at least one, see `flowpool.lab.comparison.compare`.
         reference: the pool that the others are compared with.
         configuration: plain data, shown as it is; ``Configuration.identity()``.
+        failures: folds that raised.
     """
     pictures = [
         ("Accuracy", plots.accuracy_plot(rows), "Every dot is a fold. Box: middle half of the folds; line: median."),
@@ -55,10 +110,12 @@ def html_report(rows: Sequence[Row], reference: str, configuration: Mapping[str,
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>Pooling on {name}</title><style>{_STYLE}</style></head><body>",
+        f"<title>Pooling on {name}</title><style>{STYLE}</style></head><body>",
         f"<h1>Pooling on {name}</h1><p class='lead'>{escape(describe(configuration))}</p>",
+        f"<p>{escape(verdict(rows, reference, configuration))}</p>",
         _table(rows, reference),
-        *(_section(*picture) for picture in pictures),
+        _failures(failures),
+        *(section(*picture) for picture in pictures),
         _warnings(rows),
         "<h2>Configuration</h2>",
         f"<pre>{escape(json.dumps(configuration, indent=1))}</pre></body></html>",
@@ -73,9 +130,38 @@ def describe(configuration: Mapping[str, Any]) -> str:
     return (
         f"{configuration['protocol']} protocol, backbone {configuration['backbone']}{propagation}, "
         f"d={channels}, M={configuration['num_points']}, size: {configuration['size']}, "
-        f"BatchNorm: {configuration['norm']}, at most {configuration['max_epochs']} epochs, "
-        f"seed {configuration['seed']}"
+        f"BatchNorm: {configuration['norm']}, padding: {configuration['padding']}, "
+        f"at most {configuration['max_epochs']} epochs, seed {configuration['seed']}{_flow(configuration['flow'])}"
     )
+
+
+def verdict(rows: Sequence[Row], reference: str, configuration: Mapping[str, Any]) -> str:
+    """What the table says, in a sentence or two."""
+    others = [row for row in rows if row.difference is not None]
+    own = next((row for row in rows if row.pool == reference), None)
+    if own is None or not others:
+        return "There is nothing to compare: at least two folds of two pools are needed."
+    better = [row.pool for row in others if row.difference and row.difference.high < 0]
+    worse = [row.pool for row in others if row.difference and row.difference.low > 0]
+    equal = [row.pool for row in others if row.pool not in better and row.pool not in worse]
+    parts = []
+    if better:
+        parts.append(f"{reference} is better than {_listed(better)}")
+    if worse:
+        parts.append(f"{reference} is worse than {_listed(worse)}")
+    if equal:
+        parts.append(f"{reference} cannot be told from {_listed(equal)}")
+    text = f"On these folds {'; '.join(parts)} (95 % intervals)."
+    if own.paper is not None:
+        away = 100 * (own.accuracy.mean - own.paper.mean)
+        text += f" The paper has {100 * own.paper.mean:.2f} % for {reference}, here it is {away:+.1f} points from that."
+    if configuration.get("padding") == "mass":
+        text += " Graphs are padded with mass, through which their size leaks to every pool but the sum, which has it anyway."
+    return text
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _table(rows: Sequence[Row], reference: str) -> str:
@@ -88,7 +174,7 @@ def _table(rows: Sequence[Row], reference: str) -> str:
             cells.append(percent(row.paper) if row.paper else "")
         found = row.difference
         cells += [points(found), f"{found.p_value:.2f}"] if found else ["", ""]
-        cells += [str(row.accuracy.count), f"{row.results[0].runs[0].num_parameters:,}"]
+        cells += [count(row), f"{row.results[0].runs[0].num_parameters:,}"]
         mark = " class='reference'" if row.pool == reference else ""
         lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     lines.append("</table><p class='note'>Mean and standard deviation over folds; difference in points with its ")
@@ -96,7 +182,8 @@ def _table(rows: Sequence[Row], reference: str) -> str:
     return "\n".join(lines)
 
 
-def _section(title: str, figure: Figure | None, caption: str) -> str:
+def section(title: str, figure: Figure | None, caption: str) -> str:
+    """A picture with a heading and a caption; nothing if there is no picture."""
     if figure is None:
         return ""
     picture = base64.b64encode(plots.as_svg(figure)).decode()
@@ -104,6 +191,15 @@ def _section(title: str, figure: Figure | None, caption: str) -> str:
         f"<h2>{escape(title)}</h2><figure><img alt='{escape(title, quote=True)}' "
         f"src='data:image/svg+xml;base64,{picture}'><figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def _failures(failures: Sequence[Failure]) -> str:
+    lines = [
+        f"<li>{escape(failure.pool)}, repeat {failure.repeat}, fold {failure.fold}: {escape(failure.reason)}"
+        f"<details><summary>where</summary><pre>{escape(failure.trace)}</pre></details></li>"
+        for failure in failures
+    ]
+    return f"<h2>Failed folds</h2><ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _warnings(rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
     FOLDER/configuration.json            what is evaluated; another configuration is refused
     FOLDER/POOL/repeat-0-fold-3.json     one fold of one pool
+    FOLDER/POOL/failed-repeat-0-fold-4.json     one that raised, with its reason
 
 Every file is written at once and complete, so a killed evaluation leaves whole folds and nothing else that counts.
 """
@@ -13,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from flowpool.lab.files import TEMPORARY, write_atomically
 from flowpool.lab.training import Curve
@@ -102,8 +103,53 @@ class Result:
         return sum(run.seconds for run in self.runs) / sum(len(run.curve.train_loss) for run in self.runs)
 
 
-class Store:
-    """A result folder that belongs to one configuration.
+@dataclass(frozen=True)
+class Failure:
+    """One fold of one pool that raised an exception.
+
+    Attributes:
+        pool, repeat, fold: which one.
+        reason: the exception in one line.
+        trace: where it came from.
+    """
+
+    pool: str
+    repeat: int
+    fold: int
+    reason: str
+    trace: str
+
+    @property
+    def task(self) -> Task:
+        return Task(self.pool, self.repeat, self.fold)
+
+
+class Scored(Protocol):
+    """What every protocol tells about one fold of one pool."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def repeat(self) -> int: ...
+    @property
+    def fold(self) -> int: ...
+    @property
+    def test_graphs(self) -> list[int]: ...
+    @property
+    def test_ratio(self) -> float: ...
+    @property
+    def accuracy(self) -> float: ...
+    @property
+    def warnings(self) -> list[str]: ...
+
+
+Kind = TypeVar("Kind", bound=Scored)
+
+
+class ResultFolder(Generic[Kind]):
+    """A result folder that belongs to one configuration; subclasses say what a result is.
 
     Args:
         folder: made if it is not there.
@@ -132,17 +178,40 @@ class Store:
     def path(self, task: Task) -> Path:
         return self.folder / task.pool / f"repeat-{task.repeat}-fold-{task.fold}.json"
 
-    def save(self, result: Result) -> None:
+    def read(self, entry: dict[str, Any]) -> Kind:
+        """The result that a file holds; KeyError, TypeError or AttributeError if it is none."""
+        raise NotImplementedError
+
+    def save(self, result: Kind) -> None:
         """Keeps a result, for good once this returns."""
         path = self.path(result.task)
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, _to_json(asdict(result)))
+        write_atomically(path, _to_json(asdict(result)))  # type: ignore[call-overload]  # a dataclass
+        self._failure_path(result.task).unlink(missing_ok=True)
 
-    def load(self, task: Task) -> Result | None:
+    def save_failure(self, failure: Failure) -> None:
+        """Keeps why a fold failed, until it succeeds."""
+        path = self._failure_path(failure.task)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, _to_json(asdict(failure)))
+
+    def load_failures(self, tasks: Iterable[Task]) -> list[Failure]:
+        """Those tasks that failed when they were last tried."""
+        paths = [path for task in tasks if (path := self._failure_path(task)).exists()]
+        try:
+            return [Failure(**_read_json(path)) for path in paths]
+        except TypeError as error:
+            raise ResultError(f"A file failed-... in {self.folder} is no record of this program ({error}).") from None
+
+    def _failure_path(self, task: Task) -> Path:
+        path = self.path(task)
+        return path.with_name(f"failed-{path.name}")
+
+    def load(self, task: Task) -> Kind | None:
         """The result of a task, or None if it was not computed yet."""
         path = self.path(task)
         try:
-            result = _result(_read_json(path))
+            result = self.read(_read_json(path))
         except FileNotFoundError:
             return None
         except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
@@ -151,9 +220,16 @@ class Store:
             raise ResultError(f"{path} is the result of {result.task}. Delete it and start again.")
         return result
 
-    def load_all(self, tasks: Iterable[Task]) -> list[Result]:
+    def load_all(self, tasks: Iterable[Task]) -> list[Kind]:
         """Those results that are there."""
         return [result for task in tasks if (result := self.load(task)) is not None]
+
+
+class Store(ResultFolder[Result]):
+    """A folder of results of trained pools."""
+
+    def read(self, entry: dict[str, Any]) -> Result:
+        return _result(entry)
 
 
 def _result(entry: dict[str, Any]) -> Result:

@@ -54,6 +54,11 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(float(np.mean(values)), float(np.std(values)), len(values))
 
 
+def corrected_error(values: Sequence[float], test_ratio: float) -> float:
+    """Standard error of the mean of at least two folds that share training graphs (Nadeau and Bengio)."""
+    return float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + test_ratio)
+
+
 def paired_difference(first: Sequence[float], second: Sequence[float], test_ratio: float) -> Difference:
     """``first`` minus ``second``, fold by fold.
 
@@ -68,9 +73,9 @@ def paired_difference(first: Sequence[float], second: Sequence[float], test_rati
     from scipy import stats  # slow to import, and needed at the end of a run only
 
     differences = np.asarray(first, float) - np.asarray(second, float)
-    count, mean, deviation = len(differences), float(differences.mean()), float(differences.std(ddof=1))
-    naive = deviation / math.sqrt(count)
-    error = deviation * math.sqrt(1 / count + test_ratio)
+    count, mean = len(differences), float(differences.mean())
+    naive = float(differences.std(ddof=1)) / math.sqrt(count)
+    error = corrected_error(differences.tolist(), test_ratio)
     reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
     ratio = abs(mean) / error if error > 0 else (math.inf if mean != 0 else 0.0)
     p_value = float(2 * stats.t.sf(ratio, count - 1))

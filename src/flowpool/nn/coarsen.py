@@ -11,22 +11,22 @@ over the nodes of a point, would give densities that forget how many edges there
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from flowpool import costs
-from flowpool.core import sinkhorn
-from flowpool.core.constants import RIDGE
-from flowpool.core.frame import Frame, make_frame
-from flowpool.core.measures import check_features, checked_index, make_clouds, require_like
-from flowpool.costs import CostFunction
-from flowpool.engines import torch_engine as batching
+from flowpool.core.measures import Clouds
+from flowpool.inputs import check_choice, check_like, checked_epsilon, checked_point_masses
 from flowpool.nn.edges import check_edges, check_within
-from flowpool.nn.pool import FlowPool, Report
-from flowpool.pooling import Pooled
+from flowpool.nn.pool import FlowPool
+from flowpool.nn.report import Report
+from flowpool.options import FlowOptions, takes_options
+from flowpool.step.balance import balanced
+from flowpool.step.pool import Step, centre, is_weighing, precise_clouds, scores_of, without_broken
+from flowpool.step.ragged import products_of_rows, sums_of_products, use_kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class Coarsened:
         edge_index: the same as edges, source and target, ``(2, E*)``: all pairs of points, loops too, of every graph
             that has edges.
         edge_weight: entry of the adjacency that belongs to each edge, ``(E*,)``.
+        edge_attr: features of each edge, ``(E*, F)``; None if the nodes' edges have none.
         batch: graph of each point, ``(B * M,)``.
         assignment: S, the share of each node that belongs to each point of its graph, ``(N, M)``; rows sum to one.
         node_batch: graph of each node, ``(N,)``.
@@ -48,6 +49,7 @@ class Coarsened:
     adjacency: Tensor
     edge_index: Tensor
     edge_weight: Tensor
+    edge_attr: Tensor | None
     batch: Tensor
     assignment: Tensor
     node_batch: Tensor
@@ -63,69 +65,55 @@ class Coarsened:
                 f"features has shape {tuple(features.shape)}; expected ({num_graphs * num_points}, num_features), one "
                 f"row for each of the {num_points} points of {num_graphs} graphs."
             )
-        require_like(features, self.assignment, "features")
-        order, sizes = _grouped(self.node_batch, num_graphs)
-        shares = self.assignment[order].split(sizes)  # B of (N_g, M)
-        values = features.view(num_graphs, num_points, features.shape[1])
-        # One product per graph: a row of features for every pair of node and point would not fit for large graphs.
-        parts = (own @ value for own, value in zip(shares, values.unbind(), strict=True))
-        return torch.cat([features[:0], *parts])[order.argsort()]
+        check_like(features, self.assignment, "features", "assignment")
+        order, ptr = _grouped(self.node_batch, num_graphs)
+        values = features.to(self.assignment.dtype).view(num_graphs, num_points, features.shape[1])
+        return products_of_rows(self.assignment[order], values, ptr, compiled=False)[order.argsort()]
 
 
+@takes_options
 class FlowCoarsen(nn.Module):
     r"""Graphs of M points each: X*, the adjacency :math:`S^\top A S`, and the way back to the nodes.
 
-    Gradients reach the nodes through the points and through S, and the edge weights through the adjacency. All are
-    exact: the points are differentiated through their optimality condition, the coupling through its own.
+    Gradients reach the nodes through the points and through S, and the edges through the adjacency. All are exact: the
+    points are differentiated through their optimality condition, the coupling through its own.
 
     Args:
-        num_points: M.
         in_channels: D. Asked for at once, not found out at the first call: the reference is a buffer, which has to be
             there before weights are loaded or moved.
-        reference, seed, epsilon, relative, cost, tolerance, max_steps, ridge, engine, on_failure: as in
-            :class:`flowpool.FlowPool`, which is the submodule ``pool``.
+        num_points: M.
+        reference, seed: as in :class:`flowpool.FlowPool`, which is the submodule ``pool``.
+        edge_attr: how the features of edges are handed over: ``"mean"``, weighted by how much of each edge runs between
+            two points, or that weighted ``"sum"``.
+        **options: those of :class:`flowpool.options.FlowOptions`.
     """
 
     def __init__(
         self,
-        num_points: int,
         in_channels: int,
+        num_points: int,
         *,
-        epsilon: float = 0.1,
-        relative: bool = True,
-        cost: str | CostFunction = "sqeuclidean",
         reference: Literal["normal"] | Tensor = "normal",
         seed: int = 0,
-        tolerance: float = 1e-5,
-        max_steps: int = 1000,
-        ridge: float = RIDGE,
-        engine: Literal["auto", "compiled", "torch"] = "auto",
-        on_failure: Literal["ignore", "warn", "raise"] = "warn",
+        edge_attr: Literal["mean", "sum"] = "mean",
+        **options: Unpack[FlowOptions],
     ) -> None:
         super().__init__()
-        self.pool = FlowPool(
-            in_channels,
-            num_points,
-            epsilon=epsilon,
-            relative=relative,
-            cost=cost,
-            reference=reference,
-            seed=seed,
-            tolerance=tolerance,
-            max_steps=max_steps,
-            ridge=ridge,
-            engine=engine,
-            on_failure=on_failure,
-        )
+        check_choice("edge_attr", edge_attr, ("mean", "sum"))
+        self.edge_attr = edge_attr
+        self.pool = FlowPool(in_channels, num_points, reference=reference, seed=seed, **options)
 
     @property
-    def report(self) -> Report | None:
-        """How well the last call in this thread went; None before the first one."""
+    def report(self) -> Report:
+        """How well the last call in this thread went; a RuntimeError before the first one."""
         return self.pool.report
 
     def reset_parameters(self) -> None:
         """The reference that the layer was made with, and a fresh cost."""
         self.pool.reset_parameters()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Coarsened:
+        return cast(Coarsened, super().__call__(*arguments, **options))
 
     def forward(
         self,
@@ -134,6 +122,9 @@ class FlowCoarsen(nn.Module):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         dim_size: int | None = None,
+        *,
+        masses: Tensor | None = None,
+        edge_attr: Tensor | None = None,
     ) -> Coarsened:
         """The coarse graphs.
 
@@ -144,101 +135,114 @@ class FlowCoarsen(nn.Module):
             batch: graph of each node, ``(N,)``, in any order; None: all nodes form one graph.
             dim_size: B, to keep trailing graphs without nodes. A graph without nodes has M points at zero and no
                 edges.
+            masses: of the nodes, ``(N,)``, not negative; None: all equal. A node without mass still hands its edges over.
+            edge_attr: features of the edges, ``(E, F)``.
         """
-        check_features(x)
+        self.pool._check(x)
         check_edges(edge_index, x.shape[0])
         if edge_index.device != x.device:
-            raise ValueError(f"edge_index is on {edge_index.device}, the nodes are on {x.device}; move one of them.")
+            raise ValueError(f"edge_index is on {edge_index.device}, x is on {x.device}; move one of them.")
+        num_edges = edge_index.shape[1]
         if edge_weight is not None:
-            _check_weights(edge_weight, edge_index, x)
-        node_batch = torch.zeros_like(x[:, 0], dtype=torch.long)
-        if batch is not None:
-            node_batch = checked_index(batch, x.shape[0], dim_size).to(x.device)
-        check_within(edge_index, node_batch)
-
-        pooled = self.pool.pooled(x, batch, dim_size=dim_size)
-        self.pool._conclude(pooled)
-        assignment = _assignment(self.pool, pooled, x, batch, dim_size)  # (N, M), in the precision of the solver
-
-        num_graphs, num_points, _ = pooled.points.shape
-        weights = assignment.new_ones(edge_index.shape[1]) if edge_weight is None else edge_weight.to(assignment.dtype)
-        adjacency = _coarse_adjacency(assignment, edge_index, weights, node_batch, num_graphs)
-        adjacency = adjacency.to(x.dtype)
-        pairs, chosen = _all_pairs(edge_index, node_batch, num_graphs, num_points)
+            check_like(edge_weight, x, "edge_weight", "x")
+            if edge_weight.shape != (num_edges,):
+                raise ValueError(
+                    f"edge_weight has shape {tuple(edge_weight.shape)}; expected ({num_edges},), one number per edge."
+                )
+        if edge_attr is not None:
+            check_like(edge_attr, x, "edge_attr", "x")
+            if edge_attr.dim() != 2 or edge_attr.shape[0] != num_edges:
+                raise ValueError(
+                    f"edge_attr has shape {tuple(edge_attr.shape)}; expected ({num_edges}, num_edge_features)."
+                )
+        differentiable = torch.is_grad_enabled() and self.pool.options.gradient != "none"
+        with torch.set_grad_enabled(differentiable):
+            clouds, order = precise_clouds(x, batch, None, masses, dim_size, "x")
+            back = order.argsort()
+            node_batch = clouds.batch[back]
+            check_within(edge_index, node_batch)
+            pooled = self.pool.pooled(x, batch, None, clouds.num_graphs, masses)
+            self.pool._conclude(Report.of(pooled))
+            shares = _assignment(self.pool, clouds, pooled.points.to(clouds.nodes.dtype))[back]  # (N, M)
+            adjacency, attributes = _coarse_edges(
+                shares, edge_index, edge_weight, edge_attr, self.edge_attr, node_batch, clouds.num_graphs
+            )
+        pairs, chosen = _all_pairs(edge_index, node_batch, clouds.num_graphs, self.pool.num_points)
         return Coarsened(
             pooled.points.flatten(0, 1).to(x.dtype),
-            adjacency,
+            adjacency.to(x.dtype),
             pairs,
-            adjacency[chosen].flatten(),
-            torch.arange(num_graphs, device=x.device).repeat_interleave(num_points),
-            assignment.to(x.dtype),
+            adjacency[chosen].flatten().to(x.dtype),
+            None if attributes is None else attributes[chosen].flatten(0, 2).to(x.dtype),
+            torch.arange(clouds.num_graphs, device=x.device).repeat_interleave(self.pool.num_points),
+            shares.to(x.dtype),
             node_batch,
         )
 
     def extra_repr(self) -> str:
-        return f"num_points={self.pool.num_points}, in_channels={self.pool.in_channels}"
+        return f"edge_attr={self.edge_attr!r}"
 
 
-def _assignment(pool: FlowPool, pooled: Pooled, x: Tensor, batch: Tensor | None, dim_size: int | None) -> Tensor:
+def _assignment(pool: FlowPool, clouds: Clouds, points: Tensor) -> Tensor:
     """S as a differentiable function of the nodes, of the points and of the cost's parameters, ``(N, M)``.
 
-    The values come from the coupling that the flow ended with; autograd then goes from the coupling to the cost matrix,
-    and from there to the points and to the nodes.
+    The points are those that the flow ended with, ``(B, M, D)``; their coupling with the nodes is solved here once more,
+    since it is one entropic transport whose way to the points, to the nodes and to the cost autograd then knows.
     """
-    behind, ended, solvable, _, _ = pooled._solution
-    precision = behind.epsilon.dtype
-    clouds, order = make_clouds(x.to(precision), batch, None, None, dim_size)
-    geometry = costs.bind(pool.cost, precision, x.device)
-    level = clouds.masses.new_full((clouds.num_graphs,), pool.epsilon)
-    frame = make_frame(clouds, geometry, level, pool.reference.to(precision), pool.relative)
-    # The same problem as before, with its history.
-    problem = replace(behind, clouds=frame.clouds, epsilon=frame.epsilon, geometry=frame.geometry)
-    placed = _inside(frame, pooled.points.to(precision))
-    points = ended.points + (placed - placed.detach())  # (B, M, D), without the rounding of what was handed over
-
-    chosen = solvable.nonzero().squeeze(-1)
-    own = solvable[clouds.batch].nonzero().squeeze(-1)  # nodes of the graphs that had a flow
-    rows, places = [], []
-    for bucket in batching.buckets(problem.select(chosen)):
-        energy, graphs = bucket.energy, chosen[bucket.graphs]
-        cost = energy.geometry.matrix(points[graphs], energy.nodes)  # (K, M, N)
-        given = energy.point_masses, energy.masses, energy.epsilon
-        with torch.no_grad():
-            solved = sinkhorn.solve(cost, *given, ended.potential[graphs])
-        plan = sinkhorn.DifferentiablePlan.apply(cost, *given, solved)
-        present = (bucket.gather < len(own)) & bucket.fresh[:, None]  # (K, N), neither padding nor a copy
-        rows.append(plan.mT[present] / energy.masses[present, None])
-        places.append(own[bucket.gather[present]])
-
-    # A graph that is one point, or whose features are not finite, has no flow: as in `Pooled.plan`.
-    shares = torch.where(frame.broken[clouds.batch, None], torch.nan, behind.point_masses)
-    if rows:
-        shares = shares.index_copy(0, torch.cat(places), torch.cat(rows))
-    return shares[order.argsort()]
+    clouds, broken = without_broken(clouds)
+    overflowed = points.detach().isfinite().flatten(1).all(1).logical_not()
+    broken = overflowed if broken is None else broken | overflowed
+    points = points.masked_fill(broken[:, None, None], 0.0)
+    geometry = costs.bind(pool.cost, clouds.nodes.dtype, clouds.nodes.device)
+    epsilon = checked_epsilon(pool.epsilon, clouds.num_graphs, clouds.nodes)
+    if pool.relative:
+        to_mean = geometry.pairwise(clouds.mean()[clouds.batch], clouds.nodes)
+        unit = clouds.sum(clouds.masses * to_mean)  # (B,)
+        epsilon = epsilon * torch.where(unit > 0, unit, 1.0)  # in a graph that is one point all is shared equally
+    compiled = use_kernels("auto" if pool.options.engine == "compiled" else pool.options.engine, clouds.nodes)
+    equal = checked_point_masses(None, pool.num_points, clouds.nodes)
+    if is_weighing(pool.cost):
+        step = Step(points, equal, epsilon, geometry.feature_weights, False, compiled)
+        scores = scores_of(clouds, *centre(clouds, compiled), points, step)
+    else:
+        cost = geometry.pairwise(points[clouds.batch].unsqueeze(2), clouds.nodes[:, None, None])  # (N, M, 1)
+        scores = -cost.squeeze(-1) / epsilon[clouds.batch, None]
+    shares = balanced(scores, clouds.masses, equal, clouds.ptr, compiled)
+    return shares.masked_fill(broken[clouds.batch, None], torch.nan)
 
 
-def _inside(frame: Frame, points: Tensor) -> Tensor:
-    """Points ``(B, M, D)`` in the coordinates of the frame: the inverse of `Frame.outside`."""
-    return (points - frame.mean.unsqueeze(1)) / frame.scale.unsqueeze(1)
+def _coarse_edges(
+    shares: Tensor,
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    edge_attr: Tensor | None,
+    reduce: str,
+    node_batch: Tensor,
+    num_graphs: int,
+) -> tuple[Tensor, Tensor | None]:
+    """``S^T A S`` of each graph, ``(B, M, M)``, and the features between its points, ``(B, M, M, F)``."""
+    order, ptr = _grouped(node_batch[edge_index[0]], num_graphs)
+    source, target = edge_index[:, order]
+    ends = shares[target]  # (E, M)
+    if edge_weight is not None:
+        ends = ends * edge_weight.to(shares.dtype)[order, None]
+    compiled = use_kernels("auto", shares)
+    adjacency = sums_of_products(shares[source], ends, ptr, compiled)
+    if edge_attr is None:
+        return adjacency, None
+    carried = ends.unsqueeze(-1) * edge_attr.to(shares.dtype)[order].unsqueeze(1)  # (E, M, F)
+    sums = sums_of_products(shares[source], carried.flatten(1), ptr, compiled)
+    sums = sums.view(*adjacency.shape, edge_attr.shape[1])
+    if reduce == "sum":
+        return adjacency, sums
+    joined = (adjacency != 0).unsqueeze(-1)
+    return adjacency, torch.where(joined, sums / torch.where(joined, adjacency.unsqueeze(-1), 1.0), 0.0)
 
 
-def _coarse_adjacency(
-    assignment: Tensor, edge_index: Tensor, weights: Tensor, node_batch: Tensor, num_graphs: int
-) -> Tensor:
-    """``S^T A S`` of each graph, ``(B, M, M)``."""
-    source, target = edge_index
-    spread = torch.zeros_like(assignment).index_add(0, source, weights[:, None] * assignment[target])  # A S, (N, M)
-    order, sizes = _grouped(node_batch, num_graphs)
-    pairs = zip(assignment[order].split(sizes), spread[order].split(sizes), strict=True)
-    num_points = assignment.shape[1]
-    blocks = torch.cat([assignment.new_zeros(0, num_points), *(own.T @ reached for own, reached in pairs)])
-    return blocks.view(num_graphs, num_points, num_points)
-
-
-def _grouped(node_batch: Tensor, num_graphs: int) -> tuple[Tensor, list[int]]:
-    """The order that puts the nodes of each graph together, ``(N,)``, and the number of nodes of each graph."""
-    sizes: list[int] = torch.bincount(node_batch, minlength=num_graphs).tolist()
-    return node_batch.argsort(stable=True), sizes
+def _grouped(batch: Tensor, num_graphs: int) -> tuple[Tensor, Tensor]:
+    """The order that puts what belongs to each graph together, and the offsets of the graphs then, ``(B + 1,)``."""
+    sizes = torch.bincount(batch, minlength=num_graphs)
+    return batch.argsort(stable=True), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
 def _all_pairs(edge_index: Tensor, node_batch: Tensor, num_graphs: int, num_points: int) -> tuple[Tensor, Tensor]:
@@ -253,13 +257,3 @@ def _all_pairs(edge_index: Tensor, node_batch: Tensor, num_graphs: int, num_poin
     targets = inside.repeat(num_points)
     pairs = torch.stack([sources, targets])  # (2, M * M)
     return (num_points * chosen[None, :, None] + pairs[:, None, :]).flatten(1), chosen
-
-
-def _check_weights(edge_weight: Tensor, edge_index: Tensor, x: Tensor) -> None:
-    if not isinstance(edge_weight, Tensor):
-        raise TypeError(f"edge_weight is a {type(edge_weight).__name__}; pass a tensor of shape (num_edges,), or None.")
-    if edge_weight.shape != edge_index.shape[1:]:
-        raise ValueError(
-            f"edge_weight has shape {tuple(edge_weight.shape)}; expected ({edge_index.shape[1]},), one number per edge."
-        )
-    require_like(edge_weight, x, "edge_weight")

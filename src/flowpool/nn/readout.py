@@ -6,24 +6,38 @@ normalisation of the result, so that columns as different as a coordinate and a 
 
 from __future__ import annotations
 
-import math
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import batch_norm
+from torch_geometric.experimental import disable_dynamic_shapes
+from torch_geometric.nn.inits import reset
 
-from flowpool.core.measures import Clouds, check_features
-from flowpool.nn.pool import FlowPool, initial_reference
-from flowpool.step.pool import Received, precise_clouds, receive
+from flowpool import costs
+from flowpool.core.measures import Clouds
+from flowpool.inputs import check_choice, checked_epsilon, checked_point_masses
+from flowpool.nn.base import PointAggregation, check_most, initial_reference
+from flowpool.nn.norm import normalised, share_statistics
+from flowpool.nn.pool import FlowPool
+from flowpool.nn.report import Report
+from flowpool.options import FlowOptions, LayerOptions, Size, takes_options
+from flowpool.results import BackwardReport
+from flowpool.status import Status
+from flowpool.step.pool import Received, Step, is_weighing, precise_clouds, receive, without_broken
+from flowpool.step.ragged import use_kernels
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup  # which not every build of torch has
 
 By = Literal["step", "flow", "free"]
 Structure = Literal["points", "deviations", "displacement", "moments"]
-Mass = Literal["append", "scale"]
+_STEP_OPTIONS = ("epsilon", "cost", "engine", "on_failure")  # what one step has a use for
+_UNBALANCED = 1e-6  # error of the shares from which a step is said to have failed
 _Block = tuple[Tensor, Tensor]  # rows (B, K, D), and how many nodes each stands for (B, K)
 
 
-class FlowReadout(nn.Module):
+@takes_options
+class FlowReadout(PointAggregation):
     r"""BatchNorm of the nodes, pooled points, size, BatchNorm of all that, ``(B, out_channels)``.
 
     Args:
@@ -34,23 +48,34 @@ class FlowReadout(nn.Module):
             best, and costs least. ``"flow"``: the whole flow (:class:`flowpool.FlowPool`); its points are nearest to
             the nodes, so it is for keeping a graph's distribution. ``"free"``: as ``"step"``, but each point receives
             whatever is near it; it helps when what a graph is composed of matters more than its shape. M more columns
-            then tell the share of each point, or with any ``mass`` its count, share times size.
+            then tell the share of each point, or with any ``size`` its count, share times size.
         structure: coordinates of the points. ``"points"``: as they are. ``"deviations"``: the mean of the graph, and
             how each point differs from it (unless ``"free"``, the last one follows from the others and is left out); it
             helps when graphs differ more in place than in shape, because each is normalised on its own.
             ``"displacement"``: how far each point went from the reference, with ``"flow"`` after the mean of the graph
-            and from where the reference was placed there, :math:`x_i - (\bar y + R x^{(0)}_i)`. ``"moments"``: the
-            displacement, and the variance of each feature within what each point received; not with ``"flow"``.
-        mass: ``"append"`` adds the size as a column, ``"scale"`` multiplies all columns by it, ``None`` leaves it out.
+            and from where the reference was placed there, :math:`x_i - (\bar y + R x^{(0)}_i)` if ``relative``. ``"moments"``: the
+            displacement, and the standard deviation of each feature within what each point received
+            (:attr:`flowpool.Received.deviations`); not with ``"flow"``.
+        size: ``"append"`` adds the size as a column, ``"scale"`` multiplies all columns by it, ``None`` leaves it out.
             It is the number of nodes, or the total of their masses when these are given. With ``"free"``, ``"scale"``
             multiplies each point by its own count, which keeps the mean of next to nothing from being loud.
-        epsilon: entropic regularisation in units of the variance: of all nodes, or with ``"flow"`` of each graph.
         reference: where learning starts, in units of the standard deviation of one feature: drawn points lie well
             inside the nodes, where none of them is lost. With ``"flow"`` as in :class:`flowpool.FlowPool`.
         seed: of the drawn reference.
+        **options: those of :class:`flowpool.options.FlowOptions`.
 
-    A batch that is too small for statistics of its own (one graph, or one node) is normalised as in evaluation.
+    All options are for ``"flow"``. One step takes four of them: ``on_failure``; ``engine``; ``cost``, which must be squared
+    Euclidean or a diagonal Mahalanobis cost; and ``epsilon``, in units of the sum of the variances not of each graph but
+    of all nodes (D, after BatchNorm), since its reference stands at the same place for all graphs.
+
+    Nodes without mass, empty graphs, and graphs with NaN or infinite features do not count in the statistics of
+    BatchNorm. A batch that is too small for statistics of its own (one graph, or one node) is normalised as in
+    evaluation. ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes processes share their statistics as usual; on the
+    CPU, where DistributedDataParallel refuses converted modules, :meth:`share_statistics` does.
     """
+
+    node_norm: nn.BatchNorm1d | nn.SyncBatchNorm
+    output_norm: nn.BatchNorm1d | nn.SyncBatchNorm
 
     def __init__(
         self,
@@ -59,29 +84,34 @@ class FlowReadout(nn.Module):
         *,
         by: By = "step",
         structure: Structure = "moments",
-        mass: Mass | None = "append",
-        epsilon: float = 0.1,
+        size: Size | None = "append",
         reference: Literal["normal"] | Tensor = "normal",
         seed: int = 0,
+        **options: Unpack[FlowOptions],
     ) -> None:
-        super().__init__()
-        _check_choice("by", by, get_args(By))
-        _check_choice("structure", structure, get_args(Structure))
-        if mass is not None:
-            _check_choice("mass", mass, get_args(Mass))
+        settings = LayerOptions(**options)
+        super().__init__(in_channels, num_points, size, settings.on_failure)
+        check_choice("by", by, get_args(By))
+        check_choice("structure", structure, get_args(Structure))
         if by == "flow" and structure == "moments":
             raise ValueError(
-                "The flow has no moments; pass structure='points', 'deviations' or 'displacement' with it."
+                "The flow has no moments; pass structure='points', 'deviations' or 'displacement' with by='flow'."
             )
-        if not (math.isfinite(epsilon) and epsilon > 0):
-            raise ValueError(f"epsilon is {epsilon}; it must be finite and > 0 (0.1 is a good start).")
-        self.in_channels, self.num_points = in_channels, num_points
-        self.by, self.structure, self.mass, self.epsilon = by, structure, mass, epsilon
-        self.node_norm = nn.BatchNorm1d(in_channels)
+        self.by, self.structure = by, structure
+        self.node_norm = nn.BatchNorm1d(self.in_channels)
         if by == "flow":
-            self.pool = FlowPool(in_channels, num_points, epsilon=epsilon, reference=reference, seed=seed)
+            self.pool = FlowPool(self.in_channels, self.num_points, reference=reference, seed=seed, **options)
         else:
-            self._initial = initial_reference(reference, num_points, in_channels, seed)
+            useless = [name for name in options if name not in _STEP_OPTIONS]
+            if useless:
+                raise ValueError(f"{useless[0]} is an option of the flow; by={by!r} takes {', '.join(_STEP_OPTIONS)}.")
+            self.epsilon, self.engine, self.cost = settings.epsilon, settings.engine, costs.resolve(settings.cost)
+            if not is_weighing(self.cost):
+                raise ValueError(
+                    f"by={by!r} knows the squared Euclidean and the diagonal Mahalanobis cost, not {self.cost}; "
+                    "pass by='flow' for any other."
+                )
+            self._initial = initial_reference(reference, self.in_channels, self.num_points, seed)
             self.reference = nn.Parameter(self._initial.clone())
         self.output_norm = nn.BatchNorm1d(self.out_channels)
 
@@ -90,7 +120,7 @@ class FlowReadout(nn.Module):
         """Columns of the output."""
         has_mean = (self.by, self.structure) in (("flow", "displacement"), ("free", "deviations"))  # on top of M rows
         rows = 2 * self.num_points if self.structure == "moments" else self.num_points + has_mean
-        sizes = self.num_points if self.by == "free" else int(self.mass == "append")
+        sizes = self.num_points if self.by == "free" else int(self.size == "append")
         return rows * self.in_channels + sizes
 
     @torch.no_grad()
@@ -102,50 +132,106 @@ class FlowReadout(nn.Module):
             self.pool.reset_parameters()
         else:
             self.reference.copy_(self._initial)
+            reset(self.cost)
 
+    def share_statistics(self, process_group: ProcessGroup | None = None) -> None:
+        """From now on the statistics of a batch are those of the batches of all processes together, on any device."""
+        for norm in (self.node_norm, self.output_norm):
+            share_statistics(norm, process_group)
+
+    @disable_dynamic_shapes(required_args=["dim_size"])
     def forward(
         self,
         x: Tensor,
         index: Tensor | None = None,
         ptr: Tensor | None = None,
         dim_size: int | None = None,
+        dim: int = -2,
+        max_num_elements: int | None = None,
         masses: Tensor | None = None,
     ) -> Tensor:
-        """One vector per graph, ``(B, out_channels)``.
+        """One vector per graph, ``(B, out_channels)``; NaN for a graph with NaN or infinite features.
 
         Args:
             x: node features, ``(N, D)``.
             index: graph of each node, ``(N,)``, in any order.
             ptr: or the offsets of nodes that are sorted by graph, ``(B + 1,)``. With both, they must agree.
             dim_size: B.
+            dim: -2, or 0 which is the same.
+            max_num_elements: no graph may have more nodes than this; none is ever dropped.
             masses: of the nodes, ``(N,)``, not negative; None: all equal.
         """
-        check_features(x)
-        nodes = _normalised(self.node_norm, x)
-        clouds, order = precise_clouds(nodes, index, ptr, masses, dim_size)
-        weights = torch.ones_like(clouds.masses) if masses is None else masses.to(clouds.masses.dtype)[order]
-        size = clouds.sum(weights).unsqueeze(-1)  # (B, 1)
-        received = self._received(nodes, index, ptr, masses, clouds)
-        counts = received.masses * size  # (B, M), how many nodes each point stands for
-        blocks = self._structured(received, clouds, size, counts)
-        rows = [values * count.unsqueeze(-1) if self.mass == "scale" else values for values, count in blocks]
-        columns = [torch.cat(rows, 1).flatten(1)]
-        if self.by == "free":
-            columns.append(received.masses if self.mass is None else counts)
-        elif self.mass == "append":
-            columns.append(size)
-        return _normalised(self.output_norm, torch.cat(columns, 1).to(nodes.dtype))
+        self._check(x)
+        self._check_dim(dim)
+        clouds, order = precise_clouds(x, index, ptr, masses, dim_size, "x")
+        check_most(clouds.sizes, max_num_elements)
+        weights = None if masses is None else masses.to(clouds.masses.dtype)[order]
+        clouds, broken = without_broken(clouds)
+        counted = None if broken is None else ~broken[clouds.batch]
+        if weights is not None:
+            counted = weights > 0 if counted is None else counted & (weights > 0)
+        clouds = clouds.moved(self._normalised(self.node_norm, clouds.nodes, counted, x.dtype))
+        received, report = self._received(clouds, weights, broken, x.dtype)
+        self._conclude(report)
+        size = clouds.sum(torch.ones_like(clouds.masses) if weights is None else weights).unsqueeze(-1)  # (B, 1)
+        rows = self._columns(received, clouds, size)  # (B, out_channels)
+        counted = report.status != Status.EMPTY.value
+        if not torch.compiler.is_compiling() and bool(report.converged.all()):
+            return self._normalised(self.output_norm, rows, counted, x.dtype).to(x.dtype)
+        bad = ~(report.converged | (report.status == Status.MAX_STEPS.value))  # which are NaN, or overflowed
+        rows = self._normalised(self.output_norm, rows.masked_fill(bad[:, None], 0.0), counted & ~bad, x.dtype)
+        return rows.masked_fill(bad[:, None], torch.nan).to(x.dtype)
+
+    def _normalised(
+        self, norm: nn.BatchNorm1d | nn.SyncBatchNorm, rows: Tensor, counted: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """BatchNorm of rows in the precision of the layer or of the caller's features, whichever is higher."""
+        precision = torch.promote_types(dtype, norm.weight.dtype)
+        return normalised(norm, rows.to(precision), counted).to(rows.dtype)
 
     def _received(
-        self, nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, clouds: Clouds
-    ) -> Received:
-        """What the points stand for; variances of zero where the flow took them to the nodes themselves."""
+        self, clouds: Clouds, masses: Tensor | None, broken: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Received, Report]:
+        """What the points stand for, with no variances where the flow took them to the nodes; and how that went.
+
+        Args:
+            clouds: normalised nodes, zeros in broken graphs.
+            masses: of the nodes as they were given, in the order of the clouds.
+            broken: which graphs are, ``(B,)`` bool; None: none.
+            dtype: of the caller's features.
+        """
         if self.by == "flow":
-            flat = self.pool(nodes, index, ptr, dim_size=clouds.num_graphs, masses=masses)
-            points = flat.view(clouds.num_graphs, self.num_points, self.in_channels)
-            return Received(points.new_full(points.shape[:2], 1 / self.num_points), points, torch.zeros_like(points))
+            # As precise as they were given, or the solver would take their rounding for differences of twins.
+            dtype = torch.promote_types(dtype, torch.float32)
+            nodes = clouds.nodes if broken is None else clouds.nodes.masked_fill(broken[clouds.batch, None], torch.nan)
+            masses = None if masses is None else masses.to(dtype)
+            pooled = self.pool.pooled(nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses)
+            points = pooled.points.to(clouds.nodes.dtype)
+            equal = torch.full_like(points[..., 0], 1 / self.num_points)
+            return Received(equal, points, torch.zeros_like(points)), Report.of(pooled)
         level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature
-        return receive(clouds, self.reference, level, free=self.by == "free")
+        step = Step(
+            self.reference.to(clouds.nodes.dtype),
+            checked_point_masses(None, self.num_points, clouds.nodes),
+            checked_epsilon(level, clouds.num_graphs, clouds.nodes),
+            costs.bind(self.cost, clouds.nodes.dtype, clouds.nodes.device).feature_weights,
+            self.by == "free",
+            use_kernels(self.engine, clouds.nodes),
+        )
+        received = receive(clouds, step)
+        return received, _report_of_step(received, step, clouds, broken)
+
+    def _columns(self, received: Received, clouds: Clouds, size: Tensor) -> Tensor:
+        """The vector before the last normalisation."""
+        counts = received.masses * size  # (B, M), how many nodes each point stands for
+        blocks = self._structured(received, clouds, size, counts)
+        rows = [values * count.unsqueeze(-1) if self.size == "scale" else values for values, count in blocks]
+        columns = [torch.cat(rows, 1).flatten(1)]
+        if self.by == "free":
+            columns.append(received.masses if self.size is None else counts)
+        elif self.size == "append":
+            columns.append(size)
+        return torch.cat(columns, 1)
 
     def _structured(self, received: Received, clouds: Clouds, size: Tensor, counts: Tensor) -> list[_Block]:
         """The coordinates asked for, row by row, each with the number of nodes that it stands for."""
@@ -158,20 +244,34 @@ class FlowReadout(nn.Module):
             # Deviations of points with equal masses sum to zero.
             return [whole, (deviations, counts) if self.by == "free" else (deviations[:, :-1], counts[:, :-1])]
         if self.by == "flow":
-            return [whole, (deviations - _radius(clouds)[:, None, None] * self.pool.reference.to(points.dtype), counts)]
+            start = self.pool.reference.to(points.dtype)
+            if self.pool.relative:
+                start = whole[0] + _radius(clouds)[:, None, None] * start
+            return [whole, (points - start, counts)]
         moved = points - self.reference, counts
-        return [moved] if self.structure == "displacement" else [moved, (received.variances, counts)]
+        return [moved] if self.structure == "displacement" else [moved, (received.deviations, counts)]
 
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
         return (
-            f"{self.in_channels}, num_points={self.num_points}, by={self.by!r}, structure={self.structure!r}, "
-            f"mass={self.mass!r}"
+            f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, by={self.by!r}, "
+            f"structure={self.structure!r}, size={self.size!r})"
         )
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"Unknown {name} {value!r}; pass {', '.join(choices)}.")
+@torch.no_grad()
+def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tensor | None) -> Report:
+    """How near the shares that the points received are to those that they were to receive."""
+    empty = clouds.sizes == 0
+    residual = (received.masses / step.shares - 1).abs().amax(1)
+    residual = torch.zeros_like(residual) if step.free else residual.masked_fill(empty, 0.0)
+    status = (residual > _UNBALANCED) * Status.MAX_STEPS.value
+    overflowed = received.points.isfinite().flatten(1).all(1).logical_not()
+    status = status.masked_fill(overflowed, Status.NONFINITE.value).masked_fill(empty, Status.EMPTY.value)
+    if broken is not None:
+        status = status.masked_fill(broken, Status.NONFINITE_INPUT.value)
+        residual = residual.masked_fill(broken, torch.nan)
+    converged = (status == Status.OK.value) | empty
+    return Report(status.to(torch.int8), converged, residual, torch.ones_like(clouds.sizes), BackwardReport())
 
 
 def _radius(clouds: Clouds) -> Tensor:
@@ -180,11 +280,3 @@ def _radius(clouds: Clouds) -> Tensor:
     variance = clouds.sum(clouds.masses * centred.square().sum(-1))
     # The inner where keeps the root away from zero, or its infinite slope would turn the gradient into NaN.
     return torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
-
-
-def _normalised(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
-    """The rows ``(N, D)`` after BatchNorm; by its running statistics where there are fewer than two rows."""
-    if norm.training and len(x) < 2:
-        return batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
-    result: Tensor = norm(x)
-    return result

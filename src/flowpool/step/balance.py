@@ -1,7 +1,7 @@
-r"""The entropic transport from the nodes of each graph to M points that all receive the same share.
+r"""The entropic transport from the nodes of each graph to M points that all graphs give the same shares.
 
 Node j divides its mass among the points by :math:`A_{ij} = \mathrm{softmax}_i(s_{ij} + f_i)`, given scores s, and f is
-such that :math:`\sum_j b_j A_{ij} = 1/M`. That f maximises a concave function of M unknowns, the semi-dual.
+such that :math:`\sum_j b_j A_{ij} = a_i`. That f maximises a concave function of M unknowns, the semi-dual.
 """
 
 from __future__ import annotations
@@ -14,71 +14,80 @@ from torch.autograd.function import once_differentiable
 
 from flowpool.core.constants import BALANCED, COOLING, DEFINITE, HALFWAY, MOST_STEPS, WIDE
 from flowpool.core.measures import Clouds
-from flowpool.step.ragged import arrays, can_compile, opaque, ragged_sums
+from flowpool.step.ragged import arrays, opaque, ragged_sums
 
 _NOTHING = 1e-30  # keeps zero by zero away
 
 
-def balanced(scores: Tensor, masses: Tensor, ptr: Tensor) -> Tensor:
-    """A, how each node divides its mass, ``(N, M)``, differentiable in scores ``(N, M)`` and masses ``(N,)``."""
-    portions: Tensor = _Balance.apply(scores, masses, ptr)[0]
+def balanced(scores: Tensor, masses: Tensor, shares: Tensor, ptr: Tensor, compiled: bool) -> Tensor:
+    """A, how each node divides its mass, ``(N, M)``.
+
+    Differentiable in the scores ``(N, M)``, the masses b of the nodes ``(N,)`` and the shares a of the points ``(M,)``.
+    """
+    portions: Tensor = _Balance.apply(scores, masses, shares, ptr, compiled)[0]
     return portions
 
 
 class _Balance(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-        portions, factor = balance_shares(scores, masses, ptr)
+    def forward(
+        ctx: Any, scores: Tensor, masses: Tensor, shares: Tensor, ptr: Tensor, compiled: bool
+    ) -> tuple[Tensor, Tensor]:
+        portions, factor = balance_shares(scores, masses, shares, ptr, compiled)
         ctx.save_for_backward(portions, masses, ptr, factor)
+        ctx.compiled = compiled
         ctx.mark_non_differentiable(factor)
         return portions, factor
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         portions, masses, ptr, factor = ctx.saved_tensors
-        to_scores, to_masses = balance_adjoint(portions, masses, ptr, factor, upstream)
-        return to_scores, to_masses, None
+        to_scores, to_masses, to_shares = balance_adjoint(portions, masses, ptr, factor, upstream, ctx.compiled)
+        return to_scores, to_masses, to_shares.sum(0), None, None
 
 
-def _shapes(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+def _shapes(scores: Tensor, masses: Tensor, shares: Tensor, ptr: Tensor, compiled: bool) -> tuple[Tensor, Tensor]:
     num_graphs, num_points = ptr.shape[0] - 1, scores.shape[1]
     return scores.new_empty(scores.shape), scores.new_empty(num_graphs, num_points, num_points)
 
 
 def _adjoint_shapes(
-    portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
-) -> tuple[Tensor, Tensor]:
-    return portions.new_empty(portions.shape), masses.new_empty(masses.shape)
+    portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor, compiled: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return portions.new_empty(portions.shape), masses.new_empty(masses.shape), factor.new_empty(factor.shape[:2])
 
 
 @opaque(_shapes)
-def balance_shares(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+def balance_shares(
+    scores: Tensor, masses: Tensor, shares: Tensor, ptr: Tensor, compiled: bool
+) -> tuple[Tensor, Tensor]:
     """A ``(N, M)``, and the Cholesky factor of minus the Hessian of the semi-dual, ``(B, M, M)``."""
-    if can_compile(scores):
+    if compiled:
         from flowpool.step import balance_kernels as balance
 
-        values, weights, offsets = arrays(scores, masses, ptr)
-        portions, factor = balance.solve(values, weights, offsets, torch.get_num_threads())
+        values, weights, targets, offsets = arrays(scores, masses, shares, ptr)
+        portions, factor = balance.solve(values, weights, targets, offsets, torch.get_num_threads())
         return torch.from_numpy(portions), torch.from_numpy(factor)
-    return solve_in_torch(scores, masses, ptr)
+    return solve_in_torch(scores, masses, shares, ptr)
 
 
 @opaque(_adjoint_shapes)
 def balance_adjoint(
-    portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of ``<upstream, A>`` in scores ``(N, M)`` and masses ``(N,)``."""
-    if can_compile(portions):
+    portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor, compiled: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of ``<upstream, A>`` in scores ``(N, M)``, masses ``(N,)`` and, graph by graph, shares ``(B, M)``."""
+    if compiled:
         from flowpool.step import balance_kernels as balance
 
         values, weights, offsets, factors, change = arrays(portions, masses, ptr, factor, upstream)
         found = balance.adjoint(values, weights, offsets, factors, change, torch.get_num_threads())
-        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+        to_scores, to_masses, to_shares = map(torch.from_numpy, found)
+        return to_scores, to_masses, to_shares
     return adjoint_in_torch(portions, masses, ptr, factor, upstream)
 
 
-def solve_in_torch(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+def solve_in_torch(scores: Tensor, masses: Tensor, shares: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     """What :func:`balance_shares` gives back, on any device.
 
     By Newton's method. The third derivative along a direction is bounded by the second times the range of the
@@ -89,13 +98,13 @@ def solve_in_torch(scores: Tensor, masses: Tensor, ptr: Tensor) -> tuple[Tensor,
     heat = _first_heat(clouds)  # (B, 1), of each graph: it never feels what the others need
     # One step of Sinkhorn's. No node leaves a point out as long as it is hot, so that no logarithm is that of zero.
     received = clouds.sum(masses.unsqueeze(-1) * (scores / heat[clouds.batch]).softmax(-1))  # (B, M)
-    potential = torch.where(clouds.sizes.unsqueeze(-1) > 0, -received.log(), 0.0)
+    potential = torch.where(clouds.sizes.unsqueeze(-1) > 0, shares.log() - received.log(), 0.0)
     for _ in range(MOST_STEPS):
-        missing, factor = _newton_system(clouds, scores / heat[clouds.batch], potential)
+        missing, factor = _newton_system(clouds, scores / heat[clouds.batch], potential, shares)
         step = torch.cholesky_solve(missing.unsqueeze(-1), factor).squeeze(-1)
         width = step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True) + _NOTHING
         step = step * width.log1p() / width
-        error = scores.shape[1] * missing.abs().amax(-1, keepdim=True)  # (B, 1); that of NaN is never too large
+        error = (missing.abs() / shares).amax(-1, keepdim=True)  # (B, 1); that of NaN is never too large
         going = error > torch.where(heat > 1, HALFWAY, BALANCED)
         if not bool((going | (heat > 1)).any()):
             break
@@ -112,15 +121,15 @@ def _first_heat(clouds: Clouds) -> Tensor:
     return torch.where(widest > WIDE, widest / WIDE, 1.0)  # a range of NaN is left alone
 
 
-def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor) -> tuple[Tensor, Tensor]:
+def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient of the semi-dual ``(B, M)``, and the Cholesky factor of minus its Hessian ``(B, M, M)``."""
     portions = (scores + potential[clouds.batch]).softmax(-1)  # (N, M)
     plan = clouds.masses.unsqueeze(-1) * portions
     received = clouds.sum(plan)
-    missing = torch.where(clouds.sizes.unsqueeze(-1) > 0, 1 / scores.shape[1] - received, 0.0)
+    missing = torch.where(clouds.sizes.unsqueeze(-1) > 0, shares - received, 0.0)
     identity = torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)
     # What stands on the diagonal is the sum of the rest of its row: no rounding can make this indefinite.
-    shared = ragged_sums(plan, portions, clouds.ptr) * (1 - identity)  # (B, M, M)
+    shared = ragged_sums(plan, portions, clouds.ptr, False) * (1 - identity)  # (B, M, M)
     # The constant is free and changes nothing; the outer product ties it down.
     tied = received.unsqueeze(-1) * received.unsqueeze(-2) + DEFINITE * identity
     return missing, torch.linalg.cholesky_ex(torch.diag_embed(shared.sum(-1)) - shared + tied).L
@@ -128,7 +137,7 @@ def _newton_system(clouds: Clouds, scores: Tensor, potential: Tensor) -> tuple[T
 
 def adjoint_in_torch(
     portions: Tensor, masses: Tensor, ptr: Tensor, factor: Tensor, upstream: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """What :func:`balance_adjoint` gives back, on any device.
 
     The derivative of the maximum f is that of one Newton step from it, and A is a softmax of scores and f.
@@ -139,6 +148,7 @@ def adjoint_in_torch(
         return portions * (change - (portions * change).sum(-1, keepdim=True))
 
     direct = through_softmax(upstream)
-    answer = torch.cholesky_solve(clouds.sum(direct).unsqueeze(-1), factor).squeeze(-1)[clouds.batch]  # (N, M)
+    to_shares = torch.cholesky_solve(clouds.sum(direct).unsqueeze(-1), factor).squeeze(-1)  # (B, M)
+    answer = to_shares[clouds.batch]  # (N, M)
     to_scores = direct - masses.unsqueeze(-1) * through_softmax(answer)
-    return to_scores, -(portions * answer).sum(-1)
+    return to_scores, -(portions * answer).sum(-1), to_shares

@@ -1,4 +1,4 @@
-"""The transport that gives every point the same share, graph after graph: the kernels of :mod:`flowpool.step.balance`.
+"""The transport that gives every point its share, graph after graph: the kernels of :mod:`flowpool.step.balance`.
 
 Inside, the scores of a graph lie point by point, ``(M, N)``, so that neighbouring nodes share a lane. The lanes are filled
 up with nodes without mass.
@@ -111,7 +111,7 @@ def substitute(factor, first, size, values):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def newton_step(portions, plan, length, count, received, shared, factor, first, step):  # type: ignore[no-untyped-def]
+def newton_step(portions, plan, length, count, shares, received, shared, factor, first, step):  # type: ignore[no-untyped-def]
     """Fills the factor of minus the Hessian, in the rows from ``first`` on, and the damped step."""
     stay_apart()
     row_products(plan, count, portions, 0, count, length, shared, False)
@@ -122,7 +122,7 @@ def newton_step(portions, plan, length, count, received, shared, factor, first, 
                 rest += shared[i, k]
                 factor[first + i, k] = received[0, i] * received[0, k] - shared[i, k]
         factor[first + i, i] = rest + received[0, i] * received[0, i] + DEFINITE
-        step[0, i] = 1.0 / count - received[0, i]
+        step[0, i] = shares[0, i] - received[0, i]
     factorise(factor, first, count)
     substitute(factor, first, count, step)
     lowest = highest = step[0, 0]
@@ -134,11 +134,11 @@ def newton_step(portions, plan, length, count, received, shared, factor, first, 
 
 
 @entry
-def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # type: ignore[no-untyped-def]
+def balance_graphs(scores, masses, shares, ptr, counter, memory, portions, factors):  # type: ignore[no-untyped-def]
     """Fills A, ``(N, M)``, and the factors, ``(B M, M)``, of each graph that is drawn from the counter."""
     stay_apart()
     count = scores.shape[1]
-    given, given_masses, buffer = rows_of(scores), rows_of(masses), rows_of(memory)
+    given, given_masses, given_shares, buffer = rows_of(scores), rows_of(masses), rows_of(shares), rows_of(memory)
     found, factor = rows_of(portions), rows_of(factors)
     side = padded(count)
     potential, received, step = part(buffer, 0, side), part(buffer, side, side), part(buffer, 2 * side, side)
@@ -166,13 +166,13 @@ def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # 
             potential[0, i] = 0.0
         divide_nodes(own_scores, own_masses, length, count, heat, potential, own_portions, plan, received)
         for i in range(count):
-            potential[0, i] = -math.log(received[0, i])
+            potential[0, i] = math.log(given_shares[0, i]) - math.log(received[0, i])
         for _ in range(MOST_STEPS):
             divide_nodes(own_scores, own_masses, length, count, heat, potential, own_portions, plan, received)
-            newton_step(own_portions, plan, length, count, received, shared, factor, first, step)
+            newton_step(own_portions, plan, length, count, given_shares, received, shared, factor, first, step)
             error = 0.0
             for i in range(count):
-                error = max(error, count * abs(1.0 / count - received[0, i]))
+                error = max(error, abs(given_shares[0, i] - received[0, i]) / given_shares[0, i])
             going = error > (HALFWAY if heat > 1.0 else BALANCED)
             if math.isnan(received[0, 0]) or counter[0] < 0 or not (going or heat > 1.0):
                 break
@@ -193,15 +193,16 @@ def balance_graphs(scores, masses, ptr, counter, memory, portions, factors):  # 
 
 
 @entry
-def adjoin_balances(portions, masses, ptr, factors, upstream, counter, memory, to_scores, to_masses):  # type: ignore[no-untyped-def]
-    """Fills the gradients in scores ``(N, M)`` and masses ``(N,)`` of each graph that is drawn from the counter."""
+def adjoin_balances(portions, masses, ptr, factors, upstream, counter, to_scores, to_masses, to_shares):  # type: ignore[no-untyped-def]
+    """Fills the gradients in scores ``(N, M)``, masses ``(N,)`` and shares ``(B, M)`` of each graph that is drawn."""
     stay_apart()
     count = portions.shape[1]
-    factor, answer = rows_of(factors), rows_of(memory)
+    factor, answers = rows_of(factors), rows_of(to_shares)
     while True:
         graph = draw(counter)
         if graph < 0 or graph >= len(ptr) - 1:
             break
+        answer = part(answers, graph * count, count)
         for i in range(count):
             answer[0, i] = 0.0
         for j in range(ptr[graph], ptr[graph + 1]):
@@ -221,7 +222,7 @@ def adjoin_balances(portions, masses, ptr, factors, upstream, counter, memory, t
             to_masses[j] = -mean
 
 
-def solve(scores: Array, masses: Array, ptr: NDArray[np.int64], threads: int) -> tuple[Array, Array]:
+def solve(scores: Array, masses: Array, shares: Array, ptr: NDArray[np.int64], threads: int) -> tuple[Array, Array]:
     """A ``(N, M)``, and the Cholesky factors ``(B, M, M)``."""
     graphs, count = len(ptr) - 1, scores.shape[1]
     portions, factors = np.empty_like(scores), np.empty((graphs * count, count))
@@ -229,7 +230,7 @@ def solve(scores: Array, masses: Array, ptr: NDArray[np.int64], threads: int) ->
     room = (3 + side) * side + (1 + 3 * count) * length
     run(
         lambda counter: balance_graphs(
-            scores, masses[np.newaxis], ptr, counter, np.empty((1, room)), portions, factors
+            scores, masses[np.newaxis], shares[np.newaxis], ptr, counter, np.empty((1, room)), portions, factors
         ),
         graphs,
         min(threads, 1 + scores.size // SHARE),
@@ -240,15 +241,16 @@ def solve(scores: Array, masses: Array, ptr: NDArray[np.int64], threads: int) ->
 
 def adjoint(
     portions: Array, masses: Array, ptr: NDArray[np.int64], factors: Array, upstream: Array, threads: int
-) -> tuple[Array, Array]:
-    """Gradients of ``<upstream, A>`` in scores ``(N, M)`` and masses ``(N,)``."""
-    count = portions.shape[1]
+) -> tuple[Array, Array, Array]:
+    """Gradients of ``<upstream, A>`` in scores ``(N, M)``, masses ``(N,)`` and, graph by graph, shares ``(B, M)``."""
+    graphs, count = len(ptr) - 1, portions.shape[1]
     flat, to_scores, to_masses = factors.reshape(-1, count), np.empty_like(portions), np.empty_like(masses)
+    to_shares = np.empty((graphs, count))
     run(
         lambda counter: adjoin_balances(
-            portions, masses, ptr, flat, upstream, counter, np.empty((1, count)), to_scores, to_masses
+            portions, masses, ptr, flat, upstream, counter, to_scores, to_masses, to_shares
         ),
-        len(ptr) - 1,
+        graphs,
         min(threads, 1 + portions.size // SHARE),
     )
-    return to_scores, to_masses
+    return to_scores, to_masses, to_shares

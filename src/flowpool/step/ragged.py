@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flowpool.engines.choice import missing_kernels
+from flowpool.options import Engine
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ def opaque(fake: Callable[..., Any]) -> Callable[[_Function], _Function]:
         operator.register_fake(fake)
 
         @wraps(function)
-        def call(*given: Tensor) -> Any:
+        def call(*given: Any) -> Any:
             return operator(*given) if torch.compiler.is_compiling() else function(*given)
 
         return cast(_Function, call)
@@ -40,9 +40,14 @@ def opaque(fake: Callable[..., Any]) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def can_compile(tensor: Tensor) -> bool:
-    """Whether there are kernels for it; where not, torch computes the same."""
-    return missing_kernels() is None and tensor.device.type == "cpu" and tensor.dtype == torch.float64
+def use_kernels(engine: Engine, nodes: Tensor) -> bool:
+    """Whether kernels compute; an error if they are asked for and cannot. Where not, torch computes the same."""
+    obstacle = missing_kernels()
+    if nodes.device.type != "cpu":
+        obstacle = f"it runs on the CPU, the nodes are on {nodes.device}"
+    if engine == "compiled" and obstacle:
+        raise ValueError(f"The compiled engine cannot be used: {obstacle}. Pass engine='torch' or 'auto'.")
+    return engine != "torch" and obstacle is None
 
 
 def arrays(*tensors: Tensor) -> list[Any]:
@@ -50,22 +55,26 @@ def arrays(*tensors: Tensor) -> list[Any]:
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
-def sums_of_products(left: Tensor, right: Tensor, ptr: Tensor) -> Tensor:
-    """Sum of the outer products of the rows ``(N, K)`` and ``(N, L)`` over each graph, ``(B, K, L)``."""
-    total: Tensor = _Sums.apply(left, right, ptr)
+def sums_of_products(left: Tensor, right: Tensor, ptr: Tensor, compiled: bool) -> Tensor:
+    """Sum of the outer products of the rows ``(N, K)`` and ``(N, L)`` over each graph, ``(B, K, L)``.
+
+    Args:
+        compiled: by kernels, for float64 on the CPU; otherwise by torch.
+    """
+    total: Tensor = _Sums.apply(left, right, ptr, compiled)
     return total
 
 
-def products_of_rows(rows: Tensor, matrices: Tensor, ptr: Tensor) -> Tensor:
-    """Each row ``(N, K)`` times the matrix of its graph ``(B, K, L)``, ``(N, L)``."""
-    products: Tensor = _Products.apply(rows, matrices, ptr)
+def products_of_rows(rows: Tensor, matrices: Tensor, ptr: Tensor, compiled: bool) -> Tensor:
+    """Each row ``(N, K)`` times the matrix of its graph ``(B, K, L)``, ``(N, L)``; ``compiled`` as above."""
+    products: Tensor = _Products.apply(rows, matrices, ptr, compiled)
     return products
 
 
-@opaque(lambda left, right, ptr: left.new_empty(ptr.shape[0] - 1, left.shape[1], right.shape[1]))
-def ragged_sums(left: Tensor, right: Tensor, ptr: Tensor) -> Tensor:
+@opaque(lambda left, right, ptr, compiled: left.new_empty(ptr.shape[0] - 1, left.shape[1], right.shape[1]))
+def ragged_sums(left: Tensor, right: Tensor, ptr: Tensor, compiled: bool) -> Tensor:
     """:func:`sums_of_products` without a derivative."""
-    if can_compile(left):
+    if compiled:
         from flowpool.step import ragged_kernels as ragged
 
         first, second, offsets = arrays(left, right, ptr)
@@ -73,10 +82,10 @@ def ragged_sums(left: Tensor, right: Tensor, ptr: Tensor) -> Tensor:
     return sums_in_torch(left, right, ptr)
 
 
-@opaque(lambda rows, matrices, ptr: rows.new_empty(rows.shape[0], matrices.shape[2]))
-def ragged_products(rows: Tensor, matrices: Tensor, ptr: Tensor) -> Tensor:
+@opaque(lambda rows, matrices, ptr, compiled: rows.new_empty(rows.shape[0], matrices.shape[2]))
+def ragged_products(rows: Tensor, matrices: Tensor, ptr: Tensor, compiled: bool) -> Tensor:
     """:func:`products_of_rows` without a derivative."""
-    if can_compile(rows):
+    if compiled:
         from flowpool.step import ragged_kernels as ragged
 
         first, second, offsets = arrays(rows, matrices, ptr)
@@ -85,52 +94,61 @@ def ragged_products(rows: Tensor, matrices: Tensor, ptr: Tensor) -> Tensor:
 
 
 def sums_in_torch(left: Tensor, right: Tensor, ptr: Tensor) -> Tensor:
-    """What :func:`ragged_sums` gives back, on any device."""
+    """What :func:`ragged_sums` gives back, on any device; column by column of ``left``, all graphs at once."""
     total = left.new_zeros(ptr.shape[0] - 1, left.shape[1], right.shape[1])
-    for graph, (start, end) in enumerate(pairwise(ptr.tolist())):
-        torch.mm(left[start:end].T, right[start:end], out=total[graph])
+    for column in range(left.shape[1]):
+        # Each graph is summed by itself in its own order, which scattering does not promise on every device.
+        total[:, column] = torch.segment_reduce(
+            left[:, column : column + 1] * right, "sum", lengths=ptr.diff(), axis=0, unsafe=True, initial=0.0
+        )
     return total
 
 
 def products_in_torch(rows: Tensor, matrices: Tensor, ptr: Tensor) -> Tensor:
-    """What :func:`ragged_products` gives back, on any device."""
-    products = rows.new_empty(rows.shape[0], matrices.shape[2])
-    for graph, (start, end) in enumerate(pairwise(ptr.tolist())):
-        torch.mm(rows[start:end], matrices[graph], out=products[start:end])
+    """What :func:`ragged_products` gives back, on any device; column by column of ``rows``, all graphs at once."""
+    graphs = torch.arange(ptr.shape[0] - 1, device=ptr.device)
+    graph = graphs.repeat_interleave(ptr.diff(), output_size=rows.shape[0])
+    products = rows.new_zeros(rows.shape[0], matrices.shape[2])
+    for column in range(rows.shape[1]):
+        products += rows[:, column : column + 1] * matrices[:, column][graph]
     return products
 
 
 class _Sums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, ptr: Tensor) -> Tensor:
+    def forward(ctx: Any, left: Tensor, right: Tensor, ptr: Tensor, compiled: bool) -> Tensor:
         ctx.save_for_backward(left, right, ptr)
-        return ragged_sums(left, right, ptr)
+        ctx.compiled = compiled
+        return ragged_sums(left, right, ptr, compiled)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         left, right, ptr = ctx.saved_tensors
-        to_left, to_right, _ = ctx.needs_input_grad
+        to_left, to_right, _, _ = ctx.needs_input_grad
         return (
-            ragged_products(right, upstream.mT, ptr) if to_left else None,
-            ragged_products(left, upstream, ptr) if to_right else None,
+            ragged_products(right, upstream.mT, ptr, ctx.compiled) if to_left else None,
+            ragged_products(left, upstream, ptr, ctx.compiled) if to_right else None,
+            None,
             None,
         )
 
 
 class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, matrices: Tensor, ptr: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, matrices: Tensor, ptr: Tensor, compiled: bool) -> Tensor:
         ctx.save_for_backward(rows, matrices, ptr)
-        return ragged_products(rows, matrices, ptr)
+        ctx.compiled = compiled
+        return ragged_products(rows, matrices, ptr, compiled)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         rows, matrices, ptr = ctx.saved_tensors
-        to_rows, to_matrices, _ = ctx.needs_input_grad
+        to_rows, to_matrices, _, _ = ctx.needs_input_grad
         return (
-            ragged_products(upstream, matrices.mT, ptr) if to_rows else None,
-            ragged_sums(rows, upstream, ptr) if to_matrices else None,
+            ragged_products(upstream, matrices.mT, ptr, ctx.compiled) if to_rows else None,
+            ragged_sums(rows, upstream, ptr, ctx.compiled) if to_matrices else None,
+            None,
             None,
         )

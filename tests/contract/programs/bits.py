@@ -14,7 +14,7 @@ def passes(engine: str, sizes: list[int], num_points: int, max_steps: int, width
     x = torch.randn(sum(sizes), width, generator=generator, dtype=torch.float64).requires_grad_()
     batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     pooled = flow_pool(
-        x, batch, reference=references.normal(num_points, width).double(), engine=engine, max_steps=max_steps
+        x, batch, reference=references.normal(width, num_points).double(), engine=engine, max_steps=max_steps
     )
     pooled.points.square().sum().backward()
     return torch.cat([pooled.points.detach().flatten(), x.grad.flatten(), pooled.residual])  # type: ignore[union-attr]

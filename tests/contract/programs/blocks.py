@@ -14,7 +14,7 @@ def resident(name: str) -> int:
 
 
 def pool(nodes: torch.Tensor) -> None:
-    reference = references.normal(2, nodes.shape[1])
+    reference = references.normal(nodes.shape[1], 2)
     pooled = flow_pool(nodes.requires_grad_(), reference=reference, engine="compiled", max_steps=2)
     pooled.points.sum().backward()
 

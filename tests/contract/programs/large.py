@@ -13,7 +13,7 @@ def main() -> None:
     engine = sys.argv[1]
     x = torch.randn(200_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     pooled = flow_pool(
-        x, reference=references.normal(64, 1).double(), engine=engine, epsilon=10.0, max_steps=1, gradient="none"
+        x, reference=references.normal(1, 64).double(), engine=engine, epsilon=10.0, max_steps=1, gradient="none"
     )
     print(int(pooled.points.isfinite().all()), float((pooled.points.mean() - x.mean()).abs()), int(pooled.status[0]))
 

@@ -13,7 +13,7 @@ from flowpool import flow_pool, references
 def main() -> None:
     engine, num_nodes = sys.argv[1], int(sys.argv[2])
     x = torch.randn(num_nodes, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    reference = references.normal(32, 64).double()
+    reference = references.normal(64, 32).double()
     flow_pool(x[:20, :2], reference=reference[:, :2], engine=engine, max_steps=2)  # loads what loads late
     print("started", flush=True)
     try:

@@ -49,9 +49,24 @@ def test_only_the_expected_members_are_read(tmp_path: Path) -> None:
     assert read_archive(path, "SET", WANTED) == expected
 
 
+@pytest.mark.parametrize("prefix", ["SET//", "SET///", "./SET/", ".//SET/./"])
+def test_separators_that_mean_nothing_do_no_harm(tmp_path: Path, prefix: str) -> None:
+    """Archives of 2016 in the TU collection name their members NAME//NAME_A.txt."""
+    path = tmp_path / "SET.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(member("SET/", stat.S_IFDIR), b"")
+        for name in ("SET_A.txt", "SET_graph_labels.txt"):
+            archive.writestr(prefix + name, GOOD[f"SET/{name}"])
+    expected = {name: GOOD[f"SET/{name}"] for name in ("SET_A.txt", "SET_graph_labels.txt")}
+    assert read_archive(path, "SET", WANTED) == expected
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
+        ({"SET//SET_A.txt": b"1, 1\n"}, "same name"),
+        ({"SET//..//..//x": b"x"}, "points outside"),
+        ({"//tmp/x": b"x"}, "absolute path"),
         ({"../x": b"x"}, "points outside"),
         ({"SET/../../x": b"x"}, "points outside"),
         ({"/tmp/x": b"x"}, "absolute path"),  # noqa: S108

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowpool.lab.datasets import catalog, download
+from flowpool.lab.datasets import BAGS, catalog, download
 from flowpool.lab.datasets.catalog import KNOWN, find_dataset, list_datasets, load_dataset
 from flowpool.lab.datasets.errors import ChecksumError, DatasetNotFoundError
 
@@ -134,7 +134,9 @@ def test_names_that_are_paths_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_an_absent_dataset_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="'MUTANT' is not here; it is none of the known .*MUTAG.*MUTANT.zip"):
+    with pytest.raises(
+        DatasetNotFoundError, match="'MUTANT' was not found; it is none of the known .*MUTAG.*MUTANT.zip"
+    ):
         load_dataset("MUTANT", tmp_path)
     with pytest.raises(DatasetNotFoundError, match="it is a known dataset"):
         load_dataset("DD", tmp_path, download=False)
@@ -192,9 +194,10 @@ def test_the_list_tells_what_is_here_and_whether_it_is_known(tmp_path: Path) -> 
     for name, data in mutag_files().items():
         (tmp_path / "NCI1" / name.replace("MUTAG", "NCI1")).write_bytes(data)
     entries = {entry.name: entry for entry in list_datasets(tmp_path)}
-    assert list(entries) == list(KNOWN)
+    assert list(entries) == [*KNOWN, "DIGITS", *BAGS]
+    assert entries["DIGITS"].found.source == "scikit-learn" and entries["DIGITS"].matches
     assert entries["MUTAG"].found == ("data folder", tmp_path / "MUTAG.zip")
-    assert (entries["MUTAG"].matches, entries["MUTAG"].note) == (True, "the known graphs, packed otherwise")
+    assert (entries["MUTAG"].matches, entries["MUTAG"].note) == (True, "the published graphs, packed differently")
     assert (entries["DD"].matches, entries["DD"].note[:10]) == (False, "unreadable")
     assert (entries["NCI1"].matches, entries["NCI1"].sha256) == (False, KNOWN["MUTAG"].content)
     assert (entries["ENZYMES"].found, entries["ENZYMES"].sha256, entries["ENZYMES"].matches) == (

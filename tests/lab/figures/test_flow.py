@@ -9,7 +9,7 @@ from flowpool.lab.figures import flow
 
 def test_mean_approaches_exponentially_and_energy_never_rises() -> None:
     nodes = flow.crescent(24)
-    start = references.normal(4, 2, seed=0).double() + 1
+    start = references.normal(2, 4, seed=0).double() + 1
     steps = flow.record_steps(nodes, start, 40)
     decay = (1 - flow.STEP) ** torch.arange(len(steps), dtype=torch.float64)
     torch.testing.assert_close(steps.mean(1), decay[:, None] * start.mean(0), atol=1e-10, rtol=0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flowpool import flow_pool
-from flowpool.lab.pools import seeded
+from flowpool.lab.pools import POOLS
 from flowpool.lab.pools.flow_hierarchy import FlowHierarchyPool
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -18,7 +18,7 @@ EDGES = torch.cat([LINKS, LINKS.flip(0)], dim=1)
 
 
 def build(seed: int = 3) -> FlowHierarchyPool:
-    pool = seeded(FlowHierarchyPool)(3, 2, seed=seed)
+    pool = POOLS["flow2"](3, 2, seed=seed)
     assert isinstance(pool, FlowHierarchyPool)
     return pool.double()
 

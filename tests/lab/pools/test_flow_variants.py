@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from flowpool import costs, flow_pool, references
-from flowpool.lab.pools import seeded
-from flowpool.lab.pools.flow import FlowPool
+from flowpool.lab.pools import POOLS
 from flowpool.lab.pools.flow_attention import FlowAttentionPool
-from flowpool.lab.pools.flow_deviations import FlowDeviationsPool
 from flowpool.lab.pools.flow_free import FlowFreePool
 from flowpool.lab.pools.flow_kmeans import FlowKMeansPool
 from flowpool.lab.pools.flow_mahalanobis import FlowMahalanobisPool
@@ -29,17 +27,17 @@ def vector(pool: torch.nn.Module, nodes: Tensor = NODES) -> Tensor:
 
 
 def test_untrained_variants_are_flowpool_itself() -> None:
-    expected = vector(seeded(FlowPool)(3, 4, seed=1))
-    for variant in (FlowAttentionPool, FlowMahalanobisPool):
-        assert torch.allclose(vector(seeded(variant)(3, 4, seed=1)), expected, atol=1e-5)
-    deviations = vector(seeded(FlowDeviationsPool)(3, 4, seed=1)).view(2, 4, 3)
+    expected = vector(POOLS["flow"](3, 4, seed=1))
+    for variant in ("flow-attention", "flow-mahalanobis"):
+        assert torch.allclose(vector(POOLS[variant](3, 4, seed=1)), expected, atol=1e-5)
+    deviations = vector(POOLS["flow-deviations"](3, 4, seed=1)).view(2, 4, 3)
     points = expected.view(2, 4, 3)
     assert torch.allclose(deviations[:, 0], points.mean(1), atol=1e-6)
     assert torch.allclose(deviations[:, :1] + deviations[:, 1:], points[:, :-1], atol=1e-6)
 
 
 def test_trained_variants_pool_with_what_they_learned() -> None:
-    weighted = seeded(FlowMahalanobisPool)(3, 4, seed=1)
+    weighted = POOLS["flow-mahalanobis"](3, 4, seed=1)
     assert isinstance(weighted, FlowMahalanobisPool)
     cost = costs.Mahalanobis(3)
     with torch.no_grad():
@@ -48,7 +46,7 @@ def test_trained_variants_pool_with_what_they_learned() -> None:
             weight.copy_(torch.tensor([0.8, -0.5, 0.0]))
     expected = flow_pool(NODES, BATCH, reference=weighted.layer.reference, cost=cost).points
     assert torch.equal(vector(weighted), expected.flatten(1))
-    attentive = seeded(FlowAttentionPool)(3, 4, seed=1)
+    attentive = POOLS["flow-attention"](3, 4, seed=1)
     assert isinstance(attentive, FlowAttentionPool)
     torch.nn.init.constant_(attentive.attention.score.weight, 0.7)
     masses = torch.cat([(0.7 * part.sum(1)).softmax(0) for part in NODES.split([5, 9])])
@@ -56,9 +54,9 @@ def test_trained_variants_pool_with_what_they_learned() -> None:
     assert torch.allclose(vector(attentive), expected.flatten(1), atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", [FlowMahalanobisPool, FlowAttentionPool, FlowFreePool, FlowStepPool])
-def test_what_is_learned_gets_a_gradient(variant: type[FlowPool]) -> None:
-    pool = seeded(variant)(3, 4, seed=1)
+@pytest.mark.parametrize("variant", ["flow-mahalanobis", "flow-attention", "flow-free", "flow-step"])
+def test_what_is_learned_gets_a_gradient(variant: str) -> None:
+    pool = POOLS[variant](3, 4, seed=1)
     pool.fit(NODES, BATCH)
     weights = torch.randn(2, pool.out_channels, generator=torch.Generator().manual_seed(1))
     (vector(pool) * weights).sum().backward()
@@ -68,7 +66,7 @@ def test_what_is_learned_gets_a_gradient(variant: type[FlowPool]) -> None:
 
 
 def test_k_means_is_taken_from_the_nodes_that_fit_is_shown() -> None:
-    pool = seeded(FlowKMeansPool)(3, 4, seed=1)
+    pool = POOLS["flow-kmeans"](3, 4, seed=1)
     assert isinstance(pool, FlowKMeansPool)
     pool.fit(NODES, BATCH)
     expected = references.kmeans(NODES, 4, pool.layer.seed)
@@ -81,7 +79,7 @@ def test_free_masses_count_the_nodes_around_each_prototype() -> None:
     centres = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 9.0]])
     kind = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3, 3, 0, 1, 2, 2])
     nodes = centres[kind] + 0.01 * NODES
-    pool = seeded(FlowFreePool)(3, 4, seed=1)
+    pool = POOLS["flow-free"](3, 4, seed=1)
     assert isinstance(pool, FlowFreePool)
     assert pool.out_channels == 4 * 4
     pool.fit(nodes, BATCH)
@@ -98,9 +96,9 @@ def test_free_masses_count_the_nodes_around_each_prototype() -> None:
 
 def test_the_step_is_what_the_readout_computes_between_its_normalisations() -> None:
     normal = (NODES - NODES.mean(0)) / (NODES.var(0, correction=0) + 1e-5).sqrt()
-    pool = seeded(FlowStepPool)(3, 4, seed=1)
+    pool = POOLS["flow-step"](3, 4, seed=1)
     assert isinstance(pool, FlowStepPool)
-    readout = FlowReadout(3, 4, mass=None, reference=pool.reference.detach())
+    readout = FlowReadout(3, 4, size=None, reference=pool.reference.detach())
     pool.fit(normal, BATCH)
     columns = vector(pool, normal).detach()
     expected = (columns - columns.mean(0)) / (columns.var(0, correction=0) + 1e-5).sqrt()

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import eigh
 
+from flowpool.lab.pools import haar
 from flowpool.lab.pools.haar import (
     HaarPool,
     canonical_order,
     cluster_chain,
+    fiedler_vector,
     haar_basis,
     low_frequencies,
     nested_cuts,
@@ -131,7 +135,9 @@ def test_clusterings_are_nested_and_grow_by_one() -> None:
 def test_low_frequencies_are_the_signals_that_are_constant_on_clusters() -> None:
     """The pooled energy is that of the cluster means: all of it for such a signal, none for pure detail."""
     adjacency = random_adjacency(14, seed=2)
-    labels = nested_cuts(adjacency, 5)[-1]
+    order = canonical_order(adjacency)  # the pool cuts the graph in this order, and ties depend on it
+    labels = np.empty(14, dtype=np.int64)
+    labels[order] = nested_cuts(adjacency[np.ix_(order, order)], 5)[-1]
     rng = np.random.default_rng(0)
     signal = rng.standard_normal((14, 3))
     means = np.stack([signal[labels == cluster].mean(0) for cluster in range(5)])[labels]
@@ -144,6 +150,55 @@ def test_low_frequencies_are_the_signals_that_are_constant_on_clusters() -> None
     np.testing.assert_allclose(energy(means), (means**2).sum(0), rtol=1e-10)
     np.testing.assert_allclose(energy(signal), (means**2).sum(0), rtol=1e-10)
     np.testing.assert_allclose(energy(signal - means), 0, atol=1e-20)
+
+
+EVERY_SYMMETRY = [nx.cycle_graph(9), nx.complete_graph(6), nx.star_graph(6), nx.hypercube_graph(3), nx.petersen_graph()]
+EVERY_SYMMETRY += [nx.complete_bipartite_graph(4, 3), nx.ladder_graph(5), nx.grid_2d_graph(4, 4), nx.path_graph(8)]
+REGULAR = [nx.frucht_graph(), nx.disjoint_union_all([nx.cycle_graph(6), nx.cycle_graph(3), nx.cycle_graph(3)])]
+
+
+@pytest.mark.parametrize("graph", EVERY_SYMMETRY, ids=lambda graph: f"{graph.number_of_nodes()}")
+def test_rounding_decides_no_cut(graph: nx.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver may return any basis of an eigenspace: turned, with other signs and noise, it gives the same clusters."""
+    adjacency = nx.to_numpy_array(graph)
+    expected = nested_cuts(adjacency, 5)
+    rng = np.random.default_rng(0)
+
+    def another(matrix: np.ndarray, subset_by_index: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        values, vectors = eigh(matrix, subset_by_index=subset_by_index)
+        for value in np.unique(values.round(9)):
+            own = np.flatnonzero(values.round(9) == value)
+            turned = np.linalg.qr(rng.standard_normal((len(own), len(own))))[0]
+            vectors[:, own] = vectors[:, own] @ turned
+        return values + 1e-15 * rng.standard_normal(len(values)), vectors + 1e-14 * rng.standard_normal(vectors.shape)
+
+    monkeypatch.setattr(haar, "eigh", another)
+    for _ in range(20):
+        for one, other in zip(nested_cuts(adjacency, 5), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_the_vector_is_an_eigenvector_of_the_second_eigenvalue() -> None:
+    for graph in EVERY_SYMMETRY:
+        links = nx.to_numpy_array(graph)
+        laplacian = nx.normalized_laplacian_matrix(graph).toarray()
+        vector = fiedler_vector(links)
+        second = np.sort(np.linalg.eigvalsh(laplacian))[1]
+        np.testing.assert_allclose(laplacian @ vector, second * vector, atol=1e-10)
+        assert np.linalg.norm(vector) == pytest.approx(1)
+
+
+def test_hundreds_of_renumbered_graphs_have_the_same_clusters() -> None:
+    graphs = [nx.gnp_random_graph(6 + seed % 15, 0.3, seed=seed) for seed in range(20)]
+    graphs += [nx.random_labeled_tree(5 + seed % 15, seed=seed) for seed in range(20)]
+    for number, graph in enumerate([*graphs, *EVERY_SYMMETRY, *REGULAR]):
+        adjacency = nx.to_numpy_array(graph)
+        order = canonical_order(adjacency)
+        canonical = adjacency[np.ix_(order, order)]
+        for seed in range(4):
+            _, shuffled = renumbered(adjacency, 100 * number + seed)
+            other = canonical_order(shuffled)
+            np.testing.assert_array_equal(shuffled[np.ix_(other, other)], canonical)
 
 
 def test_two_triangles_in_closed_form() -> None:

@@ -5,7 +5,7 @@ import ot
 import pytest
 import torch
 
-from flowpool.lab.pools.pswe import PSWEPool, quantiles
+from flowpool.lab.pools.pswe import GeneralisedPSWEPool, PSWEPool, quantiles
 
 NO_EDGES = torch.empty(2, 0, dtype=torch.long)
 
@@ -32,6 +32,22 @@ def test_squared_length_is_the_sliced_transport_cost_to_the_reference_when_sizes
     slices = pool.slices().detach()
     costs = ot.wasserstein_1d((x @ slices).numpy(), (pool.reference.detach() @ slices).numpy(), p=2)
     np.testing.assert_allclose((embed(pool, x) ** 2).mean(0).detach().numpy(), costs, rtol=1e-10)
+
+
+def test_generalised_slices_are_plain_ones_behind_a_network() -> None:
+    torch.manual_seed(0)
+    pool, x = GeneralisedPSWEPool(3, 6).double(), torch.randn(6, 3, dtype=torch.float64)
+    plain = PSWEPool(3, 6).double()
+    first, second = pool.network.lins
+
+    def bent(rows: torch.Tensor) -> torch.Tensor:
+        return (rows @ first.weight.T + first.bias).tanh() @ second.weight.T + second.bias
+
+    with torch.no_grad():
+        plain.directions.copy_(pool.directions)
+        plain.reference.copy_(bent(pool.reference))
+    torch.testing.assert_close(embed(pool, x), embed(plain, bent(x)))
+    torch.testing.assert_close(embed(pool, pool.reference.detach()), torch.zeros(6, 3, dtype=torch.float64))
 
 
 def test_order_does_not_matter() -> None:

@@ -1,13 +1,16 @@
-"""Datasets of the lab: graphs in TU format, their splits, and synthetic shapes."""
+"""Datasets of the lab: graphs in TU format, bags, digits, synthetic shapes, and their splits."""
 
+from flowpool.lab.datasets.bags import BAGS
 from flowpool.lab.datasets.catalog import KNOWN, CatalogEntry, find_dataset, list_datasets, load_dataset
+from flowpool.lab.datasets.digits import make_digits
 from flowpool.lab.datasets.errors import ArchiveError, ChecksumError, DatasetFormatError, DatasetNotFoundError
-from flowpool.lab.datasets.record import Graph, GraphBatch, GraphDataset
+from flowpool.lab.datasets.record import Graph, GraphBatch, GraphDataset, require_equal_masses
 from flowpool.lab.datasets.shapes import make_shapes
 from flowpool.lab.datasets.splits import Fold, load_splits, repeat_splits
 from flowpool.lab.datasets.tu import read_tu
 
 __all__ = [
+    "BAGS",
     "KNOWN",
     "ArchiveError",
     "CatalogEntry",
@@ -22,7 +25,9 @@ __all__ = [
     "list_datasets",
     "load_dataset",
     "load_splits",
+    "make_digits",
     "make_shapes",
     "read_tu",
     "repeat_splits",
+    "require_equal_masses",
 ]

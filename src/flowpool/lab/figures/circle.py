@@ -50,7 +50,7 @@ def start(seed: int = 0) -> tuple[Tensor, Tensor]:
     """Y, standard normal, and the reference X^(0) of the same law."""
     generator = torch.Generator().manual_seed(seed)
     nodes = torch.randn(NUM_NODES, 2, generator=generator, dtype=torch.float64)
-    return nodes, math.sqrt(2) * references.normal(NUM_POINTS, 2, seed=1).double()
+    return nodes, math.sqrt(2) * references.normal(2, NUM_POINTS, seed=1).double()
 
 
 def pool(nodes: Tensor, reference: Tensor, unrolled_steps: int | None = None) -> Pooled:

@@ -80,7 +80,7 @@ def crescent(num_nodes: int = 60, seed: int = 0) -> Tensor:
 
 def compute(num_steps: int = 600, levels: tuple[float, ...] = LEVELS, progress: Progress = lambda _: None) -> Paths:
     nodes = crescent()
-    start = 0.8 * references.normal(NUM_POINTS, 2, seed=4).double() + torch.tensor([1.5, 1.0])
+    start = 0.8 * references.normal(2, NUM_POINTS, seed=4).double() + torch.tensor([1.5, 1.0])
     steps = record_steps(nodes, start, num_steps)
     progress(0.5)
     energy = sinkhorn_divergence(steps, nodes.expand(len(steps), -1, -1), EPSILON)

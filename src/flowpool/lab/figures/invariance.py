@@ -65,7 +65,7 @@ def graphs(seed: int = 0) -> Batch:
 
 def pool(data: Batch, reference: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """X*, ``(B, M, D)``, and the gradient of ``sum(weights * X*)`` in the nodes, ``(N, D)``."""
-    start = references.normal(NUM_POINTS, NUM_FEATURES, seed=2).double() if reference is None else reference
+    start = references.normal(NUM_FEATURES, NUM_POINTS, seed=2).double() if reference is None else reference
     nodes = data.nodes.clone().requires_grad_()
     points = flow_pool(
         nodes, data.batch, reference=start, masses=data.masses, tolerance=TOLERANCE, dim_size=len(data.weights)
@@ -155,7 +155,7 @@ def compute(seed: int = 0, progress: Progress = lambda _: None) -> list[Change]:
     )
     note("control: every third node moved by 0.001 R", "another X*", found, points, slope, gradient, True)
 
-    found, slope = pool(data, references.normal(NUM_POINTS, NUM_FEATURES, seed=3).double())
+    found, slope = pool(data, references.normal(NUM_FEATURES, NUM_POINTS, seed=3).double())
     note("control: another reference", "another X*", found, points, slope, gradient, True)
     return changes
 

@@ -6,10 +6,12 @@ D features.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+MOST_POINTS = 10_000  # per graph, and features per node; more is a slip of the finger, or would not fit into memory
 
 
 class Readout(NamedTuple):
@@ -30,11 +32,15 @@ class Cloud(NamedTuple):
 class Pool(nn.Module):
     """A pooling method. Subclasses implement `readout`, and `fit` if they need to see training nodes once."""
 
+    has_flow_settings: ClassVar[bool] = False  # whether its constructor takes `FlowSettings`
+
     def __init__(self, out_channels: int) -> None:
         super().__init__()
         self.out_channels = out_channels
 
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, masses: Tensor | None = None
+    ) -> Readout:
         """One vector per graph.
 
         Args:
@@ -42,9 +48,19 @@ class Pool(nn.Module):
             edge_index: directed edges, each undirected edge in both directions, ``(2, E)``.
             batch: graph of each node, sorted, ``(N,)``.
             num_graphs: B; every graph has at least one node.
+            masses: zeros and ones, ``(N,)``; a node with mass zero is as good as absent. None: all ones.
         """
         check_batch(x, batch, num_graphs)
+        if masses is not None:
+            return self.weighted(x, edge_index, batch, num_graphs, masses)
         return self.readout(x, edge_index, batch, num_graphs)
+
+    def weighted(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, masses: Tensor) -> Readout:
+        """`readout` with masses; methods that know none see the nodes that have any."""
+        kept = masses > 0
+        number = kept.cumsum(0) - 1  # (N,), new number of each node that is kept
+        edges = number[edge_index[:, kept[edge_index].all(0)]]
+        return self.readout(x[kept], edges, batch[kept], num_graphs)
 
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
         """`forward` after the checks."""
@@ -69,6 +85,12 @@ class PointPool(Pool):
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
         cloud = self.cloud(x, edge_index, batch, num_graphs)
         return Readout(cloud.points.flatten(1), cloud.loss)
+
+
+def check_count(value: int, what: str, most: int) -> None:
+    """Raise ValueError unless there is at least one and not an absurd number of ``what``."""
+    if not 1 <= value <= most:
+        raise ValueError(f"{value:,} {what}; pass a number from 1 to {most:,}.")
 
 
 def no_loss(x: Tensor) -> Tensor:

@@ -5,18 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowpool.lab.pools.base import Pool, Readout
+from flowpool.lab.pools.base import Cloud, Pool, Readout
 from flowpool.lab.pools.flow import FlowPool
+from flowpool.lab.pools.settings import FlowSettings
 
 
 class FlowDeviationsPool(Pool):
     """The points of FlowPool as their mean and all but the last of their deviations, which sum to zero."""
 
-    def __init__(self, in_channels: int, num_points: int) -> None:
+    has_flow_settings = True
+
+    def __init__(self, in_channels: int, num_points: int, settings: FlowSettings | None = None) -> None:
         super().__init__(num_points * in_channels)
-        self.flow = FlowPool(in_channels, num_points)
+        self.flow = FlowPool(in_channels, num_points, settings)
+
+    def fit(self, x: Tensor, batch: Tensor) -> None:
+        self.flow.fit(x, batch)
 
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
-        points, _, loss = self.flow.cloud(x, edge_index, batch, num_graphs)  # (B, M, D)
-        mean = points.mean(1, keepdim=True)  # (B, 1, D)
-        return Readout(torch.cat([mean, (points - mean)[:, :-1]], 1).flatten(1), loss)
+        return _deviations(self.flow.flowed(x, batch, num_graphs, None))
+
+    def weighted(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, masses: Tensor) -> Readout:
+        return _deviations(self.flow.flowed(x, batch, num_graphs, masses))
+
+
+def _deviations(cloud: Cloud) -> Readout:
+    mean = cloud.points.mean(1, keepdim=True)  # (B, 1, D)
+    return Readout(torch.cat([mean, (cloud.points - mean)[:, :-1]], 1).flatten(1), cloud.loss)

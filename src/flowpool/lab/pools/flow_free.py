@@ -22,7 +22,7 @@ class FlowFreePool(Pool):
     def __init__(self, in_channels: int, num_points: int) -> None:
         super().__init__(num_points * (in_channels + 1))
         self.seed = int(torch.randint(2**31 - 1, ()))
-        self.reference = nn.Parameter(references.normal(num_points, in_channels, self.seed))
+        self.reference = nn.Parameter(references.normal(in_channels, num_points, self.seed))
         self.register_buffer("epsilon", torch.tensor(0.1))
 
     @torch.no_grad()
@@ -33,7 +33,9 @@ class FlowFreePool(Pool):
         self.reference.copy_(mean + variance.sqrt() * references.kmeans(x, len(self.reference), self.seed))
 
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
-        received = transport_pool(x, batch, points=self.reference, epsilon=self.epsilon, free=True, dim_size=num_graphs)
+        received = transport_pool(
+            x, batch, reference=self.reference, epsilon=self.epsilon, relative=False, free=True, dim_size=num_graphs
+        )
         counts = received.masses * graph_sizes(batch, num_graphs).unsqueeze(1)  # (B, M)
         # The mean of next to nothing says nothing: a sum is as loud as what was received.
         carried = counts.unsqueeze(-1) * (received.points - self.reference)  # (B, M, D)

@@ -23,7 +23,7 @@ class FlowHierarchyPool(Pool):
 
     def __init__(self, in_channels: int, num_points: int) -> None:
         super().__init__(num_points * in_channels)
-        self.coarsen = FlowCoarsen(2 * num_points, in_channels, seed=_drawn_seed())
+        self.coarsen = FlowCoarsen(in_channels, 2 * num_points, seed=_drawn_seed())
         self.convolution = GCNConv(in_channels, in_channels)
         self.layer = Layer(in_channels, num_points, seed=_drawn_seed())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
 
 from flowpool.lab.pools.flow import FlowPool
+from flowpool.lab.pools.settings import FlowSettings
 
 
 class FlowKMeansPool(FlowPool):
     """FlowPool whose flow starts from k-means centres of the nodes that it sees before training."""
 
-    def fit(self, x: Tensor, batch: Tensor) -> None:
-        self.layer.fit_reference(x)
+    def __init__(self, in_channels: int, num_points: int, settings: FlowSettings | None = None) -> None:
+        super().__init__(in_channels, num_points, replace(settings or FlowSettings(), reference="kmeans"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from flowpool.costs import Mahalanobis
 from flowpool.lab.pools.flow import FlowPool
+from flowpool.lab.pools.settings import FlowSettings
 
 
 class FlowMahalanobisPool(FlowPool):
     """FlowPool that learns how much each feature counts; it starts as FlowPool."""
 
-    def __init__(self, in_channels: int, num_points: int) -> None:
-        super().__init__(in_channels, num_points)
+    def __init__(self, in_channels: int, num_points: int, settings: FlowSettings | None = None) -> None:
+        super().__init__(in_channels, num_points, settings)
         self.layer.cost = Mahalanobis(in_channels)

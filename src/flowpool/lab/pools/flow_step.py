@@ -11,7 +11,7 @@ from flowpool.step.pool import transport_pool
 
 
 class FlowStepPool(Pool):
-    """How far one step carries each point, and the variances of what it received; M rows of each.
+    """How far one step carries each point, and the standard deviations of what it received; M rows of each.
 
     The pool of `flowpool.FlowReadout` by itself. The reference starts well inside the training nodes and is learned.
     Call `fit` with them first.
@@ -22,7 +22,7 @@ class FlowStepPool(Pool):
     def __init__(self, in_channels: int, num_points: int) -> None:
         super().__init__(2 * num_points * in_channels)
         seed = int(torch.randint(2**31 - 1, ()))
-        self.reference = nn.Parameter(references.normal(num_points, in_channels, seed))
+        self.reference = nn.Parameter(references.normal(in_channels, num_points, seed))
         self.register_buffer("epsilon", torch.tensor(0.1))
 
     @torch.no_grad()
@@ -32,6 +32,8 @@ class FlowStepPool(Pool):
         self.reference.copy_(mean + variance.mean().sqrt() * self.reference)
 
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
-        received = transport_pool(x, batch, points=self.reference, epsilon=self.epsilon, dim_size=num_graphs)
+        received = transport_pool(
+            x, batch, reference=self.reference, epsilon=self.epsilon, relative=False, dim_size=num_graphs
+        )
         moved = received.points - self.reference  # (B, M, D)
-        return Readout(torch.cat([moved, received.variances], 1).flatten(1), no_loss(x))
+        return Readout(torch.cat([moved, received.deviations], 1).flatten(1), no_loss(x))

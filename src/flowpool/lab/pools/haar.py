@@ -17,7 +17,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Below this share of its length an entry of a Fiedler vector is zero but for rounding.
-ZERO = 1e-9
+ZERO = 1e-8
+# Eigenvalues that differ by less than this share are equal but for rounding.
+EQUAL = 1e-6
+# A node stands out in an eigenspace if its share is above this part of the mean share. The golden ratio, because no
+# symmetry of a graph gives a share of exactly that, so that rounding cannot decide.
+PROMINENT = 0.6180339887498949
+LONGEST_WALK = 8
+PRIME = 1_000_003
 
 
 class HaarPool(PointPool):
@@ -27,7 +34,8 @@ class HaarPool(PointPool):
     alone and are kept, so each graph is cut once. The method has no parameters; gradients pass to the
     nodes.
 
-    The vector does not depend on how the nodes are numbered, with one limit: nodes that a symmetry of the
+    The clusters do not depend on the machine: whatever rounding could decide is decided by the canonical order of the
+    nodes. The vector does not depend on how the nodes are numbered, with one limit: nodes that a symmetry of the
     graph exchanges have no order of their own, and if the cuts part them, the given order decides which
     comes first.
     """
@@ -102,15 +110,16 @@ def nested_cuts(adjacency: Floats, num_clusters: int) -> list[Ints]:
 def canonical_order(adjacency: Floats) -> Ints:
     """The nodes in an order that depends on the structure alone, ``(N,)``.
 
-    Colours are refined by the colours of the neighbours (Weisfeiler-Lehman). Where a tie is left, the first
-    node of the first tied colour gets a colour of its own and refinement goes on. Tied nodes are, but for
-    rare regular graphs, images of each other under a symmetry, so that any choice leads to the same
-    renumbered matrix.
+    Colours are the numbers of closed walks through each node, refined by the colours of the neighbours
+    (Weisfeiler-Lehman). Where a tie is left, the first node of the first tied colour gets a colour of its own and
+    refinement goes on. Tied nodes are, but for rare regular graphs, images of each other under a symmetry, so that any
+    choice leads to the same renumbered matrix. All of it is done in whole numbers.
     """
     links = csr_array(adjacency.astype(np.int64))
     # A fixed table of large integers: sums over neighbours identify the multiset of their colours, exactly.
     tags = np.random.default_rng(0).integers(2**48, size=len(adjacency))
-    colours = np.zeros(len(adjacency), dtype=np.int64)
+    _, colours = np.unique(closed_walks(adjacency), axis=0, return_inverse=True)
+    colours = colours.reshape(-1)
     while True:
         colours = _refine(colours, links, tags)
         counts = np.bincount(colours)
@@ -121,21 +130,59 @@ def canonical_order(adjacency: Floats) -> Ints:
         colours[int(np.flatnonzero(colours == 2 * tied + 1)[0])] -= 1
 
 
+def closed_walks(adjacency: Floats) -> Ints:
+    """Closed walks of length 2 to 8 through each node, modulo a prime, ``(N, 7)``.
+
+    They tell apart nodes of regular graphs, which have the same neighbourhoods as far as colours can see.
+    """
+    walks, columns = adjacency, []
+    for _ in range(LONGEST_WALK - 1):
+        walks = adjacency @ walks % PRIME  # sums of whole numbers below 2^53: exact in any order
+        columns.append(walks.diagonal())
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
 def normalised_cut(links: Floats) -> NDArray[np.bool_]:
     """One side of a normalised cut of a graph of two or more nodes in two non-empty parts, ``(N,)`` bool.
 
     A disconnected graph parts with its largest component; a connected one is cut by the sign of the second
-    eigenvector of its normalised Laplacian.
+    eigenvector of its normalised Laplacian, zeros on the negative side.
     """
     num_components, component = connected_components(csr_array(links), directed=False)
     if num_components > 1:
         return np.asarray(component == np.bincount(component).argmax())
+    return np.asarray(fiedler_vector(links) > ZERO)
+
+
+def fiedler_vector(links: Floats) -> Floats:
+    r"""The second eigenvector of the normalised Laplacian of a connected graph, ``(N,)``, the same on any machine.
+
+    .. math:: L = I - D^{-1/2} A D^{-1/2}
+
+    A symmetric graph may have several second eigenvectors, of which a solver returns whichever rounding prefers, and
+    even a single one has no sign of its own. The projector P on all of them is unique; the vector returned is that
+    of its columns which belongs to the first prominent node, and is positive there.
+    """
     scale = 1 / np.sqrt(links.sum(1))
     laplacian = np.eye(len(links)) - scale[:, None] * links * scale
-    vector = eigh(laplacian, subset_by_index=[1, 1])[1][:, 0]
-    # An eigenvector has no sign of its own; its third moment gives it one, so that zeros fall on one side.
-    vector = vector * (1 if (vector**3).sum() >= 0 else -1)
-    return np.asarray(vector > ZERO)
+    vectors = _second_eigenspace(laplacian)  # (N, k)
+    shares = np.square(vectors).sum(1)  # (N,), diagonal of P
+    first = int(np.argmax(shares > PROMINENT * shares.mean()))
+    column = vectors @ vectors[first]
+    vector: Floats = column / np.linalg.norm(column)
+    return vector
+
+
+def _second_eigenspace(laplacian: Floats) -> Floats:
+    """All eigenvectors of the smallest eigenvalue but the first, orthonormal, ``(N, k)``."""
+    last, count = 1, len(laplacian)
+    while True:
+        last = min(2 * last + 1, count - 1)
+        values, vectors = eigh(laplacian, subset_by_index=[1, last])
+        is_second = values - values[0] <= EQUAL * values[0]
+        if last == count - 1 or not is_second[-1]:
+            space: Floats = vectors[:, is_second]
+            return space
 
 
 def haar_basis(chain: list[Ints]) -> Floats:

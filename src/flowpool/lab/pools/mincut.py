@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch_geometric.nn import MLP
 from torch_geometric.nn.dense import dense_mincut_pool
 from torch_geometric.utils import to_dense_batch
 
@@ -12,11 +13,16 @@ from flowpool.lab.pools.dense import dense_adjacency, every_cluster
 
 
 class MinCutPool(PointPool):
-    """PyG's dense_mincut_pool. The points are S^T X, sums over the nodes; loss: cut plus orthogonality."""
+    r"""PyG's dense_mincut_pool with assignments from an MLP with one hidden layer, as in the paper.
+
+    .. math:: S = \mathrm{softmax}(\mathrm{ReLU}(X W_1 + b_1) W_2 + b_2)
+
+    The points are S^T X, sums over the nodes; loss: cut plus orthogonality.
+    """
 
     def __init__(self, in_channels: int, num_points: int) -> None:
         super().__init__(num_points * in_channels)
-        self.assignment = nn.Linear(in_channels, num_points)
+        self.assignment = MLP([in_channels, in_channels, num_points], norm=None)
 
     def cloud(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Cloud:
         nodes, mask = to_dense_batch(x, batch, batch_size=num_graphs)  # (B, N, D), (B, N)

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn import MLP
 from torch_geometric.utils import to_dense_batch
 
 from flowpool.lab.pools.base import Pool, Readout, graph_sizes, no_loss
@@ -26,15 +27,32 @@ class PSWEPool(Pool):
         """Unit directions, one per column, ``(D, L)``."""
         return nn.functional.normalize(self.directions, dim=0)
 
+    def sliced(self, rows: Tensor) -> Tensor:
+        """Nodes or reference points ``(N, D)`` on every slice, ``(N, L)``."""
+        return rows @ self.slices()
+
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
-        slices = self.slices()
-        projected, _ = to_dense_batch(x @ slices, batch, batch_size=num_graphs, fill_value=math.inf)  # (B, N, L)
+        projected, _ = to_dense_batch(self.sliced(x), batch, batch_size=num_graphs, fill_value=math.inf)  # (B, N, L)
         values = quantiles(projected, graph_sizes(batch, num_graphs), len(self.reference))  # (B, M, L)
-        reference = self.reference @ slices  # (M, L)
+        reference = self.sliced(self.reference)  # (M, L)
         # The optimal map on a line sends the reference point of rank r to the r-th quantile.
         ranks = reference.argsort(dim=0).argsort(dim=0)  # (M, L)
         targets = values.gather(1, ranks.expand(num_graphs, -1, -1))  # (B, M, L)
         return Readout((targets - reference).flatten(1), no_loss(x))
+
+
+class GeneralisedPSWEPool(PSWEPool):
+    r"""The same along curved slices, :math:`g_l(y) = \langle \theta_l, h(y) \rangle` with an MLP h (Kolouri et al., 2019).
+
+    A plain projection is a plane wave; these slices are what the paper calls generalised ones.
+    """
+
+    def __init__(self, in_channels: int, num_points: int) -> None:
+        super().__init__(in_channels, num_points)
+        self.network = MLP([in_channels, in_channels, in_channels], norm=None, act="tanh")
+
+    def sliced(self, rows: Tensor) -> Tensor:
+        return super().sliced(self.network(rows))
 
 
 def quantiles(values: Tensor, sizes: Tensor, num_quantiles: int) -> Tensor:

@@ -11,19 +11,25 @@ from torch_geometric.utils import to_dense_batch
 from flowpool.lab.pools.base import Pool, Readout, no_loss
 from flowpool.lab.pools.scaling import transport_plan
 
+# Blocks with tied weights: steps of one flow, see below.
+NUM_BLOCKS = 3
+
 
 class SinkformerPool(Pool):
-    r"""One attention block, its matrix scaled by Sinkhorn instead of softmax, read out by M learned queries.
+    r"""Attention blocks, their matrices scaled by Sinkhorn instead of softmax, read out by M learned queries.
 
     .. math::
-        H = Y + A \, Y W_V, \qquad A = \mathrm{Sinkhorn}(Y W_Q W_K^\top Y^\top / \sqrt{D}), \quad A 1 =
-        A^\top 1 = 1
+        Y_{l+1} = Y_l + \tfrac1L A_l \, Y_l W_V, \qquad A_l = \mathrm{Sinkhorn}(Y_l W_Q W_K^\top Y_l^\top / \sqrt{D}),
+        \quad A 1 = A^\top 1 = 1
 
-    Sinkhorn is run to convergence, the limit that the paper analyses, and differentiated there.
+    All L blocks share their weights, so that they are Euler steps of the flow :math:`\dot Y = A(Y) Y W_V` over unit
+    time, which is a gradient flow in Wasserstein space for suitable weights (section 4 of that paper). Sinkhorn is run
+    to convergence, the limit that the paper analyses, and differentiated there.
     """
 
-    def __init__(self, in_channels: int, num_points: int) -> None:
+    def __init__(self, in_channels: int, num_points: int, num_blocks: int = NUM_BLOCKS) -> None:
         super().__init__(num_points * in_channels)
+        self.num_blocks = num_blocks
         self.query = nn.Linear(in_channels, in_channels, bias=False)
         self.key = nn.Linear(in_channels, in_channels, bias=False)
         self.value = nn.Linear(in_channels, in_channels, bias=False)
@@ -37,8 +43,9 @@ class SinkformerPool(Pool):
         return transport_plan(scores.masked_fill(~pairs, -math.inf), ones, ones)
 
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
-        nodes, mask = to_dense_batch(x, batch, batch_size=num_graphs)  # (B, N, D), (B, N)
-        hidden = nodes + self.attention(nodes, mask) @ self.value(nodes)  # (B, N, D)
-        scores = self.seeds @ hidden.mT / math.sqrt(nodes.shape[2])  # (B, M, N)
+        hidden, mask = to_dense_batch(x, batch, batch_size=num_graphs)  # (B, N, D), (B, N)
+        for _ in range(self.num_blocks):
+            hidden = hidden + self.attention(hidden, mask) @ self.value(hidden) / self.num_blocks  # (B, N, D)
+        scores = self.seeds @ hidden.mT / math.sqrt(x.shape[1])  # (B, M, N)
         weights = scores.masked_fill(~mask.unsqueeze(1), -math.inf).softmax(2)  # (B, M, N)
         return Readout((weights @ hidden).flatten(1), no_loss(x))

@@ -13,6 +13,7 @@ import torch
 
 from flowpool import flow_pool
 from flowpool.lab.datasets import DatasetNotFoundError
+from flowpool.lab.datasets.catalog import data_folder
 from flowpool.lab.speed.cases import Case, graph_case, large_case
 from flowpool.lab.speed.memory import peak_megabytes
 from flowpool.lab.speed.ott import time_ott
@@ -38,7 +39,10 @@ class Measurement:
 
 
 def run_bench(data: str | None = None, large: bool = True, ott_steps: int = 100) -> Iterator[Measurement]:
-    """Measurements one by one, as they are made. Cases whose dataset is not here are left out."""
+    """Measurements one by one, as they are made. Cases whose dataset is not on this machine are left out."""
+    if ott_steps < 1:
+        raise ValueError(f"{ott_steps} steps of the paper's scheme; pass at least 1.")
+    data_folder(data)  # raises if it is given and does not exist
     for name, width, num_points in GRAPH_CASES:
         try:
             case = graph_case(name, width, num_points, data=data)

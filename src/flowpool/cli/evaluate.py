@@ -1,0 +1,210 @@
+"""``flowpool evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowpool.cli.frozen import evaluate_frozen
+from flowpool.cli.terminal import (
+    DataOption,
+    JsonOption,
+    complete_dataset,
+    complete_pools,
+    console,
+    fail,
+    listed,
+    note,
+    num_cores,
+    plain_errors,
+    print_json,
+    run_folds,
+    tell_failures,
+)
+from flowpool.lab.names import Backbone, Gradient, Norm, Padding, Propagation, Protocol, Reference, Size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flowpool.lab.comparison import Row
+
+_MODEL, _FLOW, _TRAINING, _RUN = "Model", "Settings of the flow", "Training", "Running"
+
+
+def evaluate(
+    context: typer.Context,
+    dataset: Annotated[
+        str,
+        typer.Argument(help="Name of the dataset, or SHAPES; see flowpool data.", autocompletion=complete_dataset),
+    ] = "MUTAG",
+    pools: Annotated[
+        str, typer.Option(help="Pools to compare, separated by commas, or all.", autocompletion=complete_pools)
+    ] = "flow,sort,sum,mean",
+    protocol: Annotated[
+        Protocol, typer.Option(help="One setting per fold; a grid and three final runs; or nothing trained but an SVM.")
+    ] = "paper",
+    repeats: Annotated[int, typer.Option(help="How often the ten folds are run, each time on new splits.")] = 1,
+    backbone: Annotated[Backbone, typer.Option(help="What stands before the pool.", rich_help_panel=_MODEL)] = "sgc",
+    propagation: Annotated[
+        Propagation | None,
+        typer.Option(help="How sgc propagates.", show_default="normalised", rich_help_panel=_MODEL),
+    ] = None,
+    size: Annotated[
+        Size,
+        typer.Option(help="Hand the number of nodes to the head, for every pool.", rich_help_panel=_MODEL),
+    ] = "none",
+    norm: Annotated[Norm, typer.Option(help="BatchNorm before or after every pool.", rich_help_panel=_MODEL)] = "none",
+    channels: Annotated[
+        str | None,
+        typer.Option(
+            help="Node features d that the pool sees.", show_default="8; errica: 32,64", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    points: Annotated[
+        int,
+        typer.Option(
+            help="Points M per graph, for pools that have them.", show_default="5; frozen: 8", rich_help_panel=_MODEL
+        ),
+    ] = 5,
+    padding: Annotated[
+        Padding,
+        typer.Option(
+            help="Pad every graph with zero rows to the largest one: not; without mass, which changes nothing; or with "
+            "the mass of a node, for every pool.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "none",
+    epsilon: Annotated[float, typer.Option(help="Entropic regularisation.", rich_help_panel=_FLOW)] = 0.1,
+    relative: Annotated[
+        bool,
+        typer.Option(
+            "--relative/--absolute",
+            help="Epsilon and reference in units of each graph, or as they are, like in the paper.",
+            rich_help_panel=_FLOW,
+        ),
+    ] = True,
+    reference: Annotated[Reference, typer.Option(help="Where the flow starts.", rich_help_panel=_FLOW)] = "normal",
+    reference_seed: Annotated[
+        int | None,
+        typer.Option(help="One reference for all folds.", show_default="one for each fold", rich_help_panel=_FLOW),
+    ] = None,
+    debias: Annotated[
+        bool,
+        typer.Option(help="Descend the Sinkhorn divergence, or the entropic loss alone.", rich_help_panel=_FLOW),
+    ] = True,
+    steps: Annotated[
+        int | None, typer.Option(help="Most steps.", show_default="the layer's", rich_help_panel=_FLOW)
+    ] = None,
+    step_size: Annotated[
+        float | None,
+        typer.Option(help="Fixed step of Algorithm 1.", show_default="chosen by its error", rich_help_panel=_FLOW),
+    ] = None,
+    ridge: Annotated[
+        float | None,
+        typer.Option(help="Lambda of the backward pass.", show_default="the layer's", rich_help_panel=_FLOW),
+    ] = None,
+    gradient: Annotated[
+        Gradient, typer.Option(help="By the optimality condition, or through the steps.", rich_help_panel=_FLOW)
+    ] = "implicit",
+    learning_rate: Annotated[
+        str | None, typer.Option(help="Of Adam.", show_default="0.01; errica: 0.01,0.001", rich_help_panel=_TRAINING)
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Graphs per training step.", rich_help_panel=_TRAINING)] = 32,
+    max_epochs: Annotated[int, typer.Option(help="Longest training, in epochs.", rich_help_panel=_TRAINING)] = 300,
+    patience: Annotated[
+        int, typer.Option(help="Epochs without a better validation value before the end.", rich_help_panel=_TRAINING)
+    ] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of weights, references and order.", rich_help_panel=_TRAINING)] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes.", show_default="one per core", rich_help_panel=_RUN)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results.", show_default="runs/DATASET-BACKBONE-...", rich_help_panel=_RUN),
+    ] = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare pools fairly: the same folds, model, seeds and stopping rule for each.
+
+    Every fold is kept as it comes. Killed and started again, the same command goes on where it was.
+    """
+    with plain_errors():
+        workers = jobs if jobs is not None else num_cores()
+        if workers < 1:
+            raise ValueError(f"--jobs is {workers}; at least 1 is needed.")
+    if protocol == "frozen":
+        evaluate_frozen(context, dataset, pools, repeats, points, seed, workers, out, data, as_json)
+        return
+    with plain_errors():
+        from flowpool.lab import evaluate as lab
+        from flowpool.lab.model import Shape
+        from flowpool.lab.pools import FlowSettings
+        from flowpool.lab.results import Store
+        from flowpool.lab.training import Schedule
+
+        default = lab.GRIDS[protocol]
+        configuration = lab.Configuration(
+            dataset,
+            None if data is None else str(data),
+            protocol,
+            lab.Grid(
+                listed(channels, int, "channels") or default.channels,
+                listed(learning_rate, float, "learning-rate") or default.learning_rates,
+                default.stop_on,
+            ),
+            propagation or ("normalised" if backbone == "sgc" else None),
+            Shape(backbone, num_points=points, size=size, norm=norm, padding=padding),
+            Schedule(batch_size=batch_size, max_epochs=max_epochs, patience=patience),
+            seed,
+            FlowSettings(epsilon, relative, reference, reference_seed, debias, steps, step_size, ridge, gradient),
+        )
+        chosen = lab.chosen_pools(pools)
+        tasks = lab.make_tasks(configuration, chosen, repeats)
+        identity = configuration.identity()
+        folder = out or Path("runs") / lab.folder_name(identity)
+        store = Store(folder, identity)
+        done = len(store.load_all(tasks))
+    run_folds(dataset, lab.evaluate(configuration, tasks, store, jobs=workers), len(tasks), done, folder)
+    with plain_errors():
+        from flowpool.lab.report import conclude, describe, verdict
+
+        if not store.load_all(tasks):
+            fail(f"Every fold failed; the first with {store.load_failures(tasks)[0].reason}.", 1)
+        concluded = conclude(configuration, store, tasks)
+        rows, first = concluded.rows, concluded.reference
+        if as_json:
+            print_json(concluded.as_data())
+        else:
+            console().print(_table(rows, first, f"{dataset}: {describe(identity)}"))
+            typer.echo(verdict(rows, first, identity))
+        for row in rows:
+            if warned := [result for result in row.results if result.warnings]:
+                note(f"{row.pool} warned in {len(warned)} folds, for example: {warned[0].warnings[0]}")
+        note(f"Report: {concluded.path}")
+    if concluded.failures:
+        tell_failures(concluded.failures, len(tasks))
+
+
+def _table(rows: list[Row], reference: str, title: str) -> Table:
+    from rich.table import Table
+
+    from flowpool.lab.comparison import count, percent, points
+
+    has_paper = any(row.paper is not None for row in rows)
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("pool")
+    for head in ["accuracy %", *(["paper"] if has_paper else []), f"minus {reference}", "p", "folds", "ms/epoch"]:
+        table.add_column(head, justify="right")
+    for row in rows:
+        found = row.difference
+        cells = [row.pool, percent(row.accuracy)]
+        if has_paper:
+            cells.append(percent(row.paper) if row.paper else "")
+        cells += [points(found), f"{found.p_value:.2f}"] if found else ["", ""]
+        table.add_row(*cells, count(row), f"{1000 * row.seconds_per_epoch:.1f}")
+    table.caption = "± deviation over folds; difference in points (Nadeau-Bengio corrected standard error)"
+    table.caption_justify = "left"
+    return table

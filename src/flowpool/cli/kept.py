@@ -1,0 +1,77 @@
+"""``flowpool kept``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from flowpool.cli.terminal import (
+    DataOption,
+    JsonOption,
+    PointsOption,
+    complete_dataset,
+    console,
+    note,
+    plain_errors,
+    print_json,
+    progress,
+)
+
+
+def kept(
+    datasets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names of datasets; see flowpool data.", autocompletion=complete_dataset, show_default="MUTAG"
+        ),
+    ] = None,
+    features: Annotated[
+        Literal["linear", "propagated"], typer.Option(help="Node features behind a random linear layer, or without it.")
+    ] = "linear",
+    count: Annotated[
+        int | None, typer.Option(help="Graphs of each dataset, drawn with the seed.", show_default="all")
+    ] = None,
+    points: PointsOption = 5,
+    seed: Annotated[int, typer.Option(help="Seed of weights, references and choice of graphs.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the table and the plot.")] = Path("runs/kept"),
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what pooling keeps: exact Wasserstein distances between nodes and pooled points, for every pool of points."""
+    with plain_errors():
+        from flowpool.lab.evaluate import load_graphs
+        from flowpool.lab.figures import style
+        from flowpool.lab.kept import cloud_pools, kept_plot, kept_table, write_csv
+
+        chosen = [load_graphs(name, None if data is None else str(data)) for name in datasets or ["MUTAG"]]
+        rows = []
+        with progress() as bar:
+            for dataset in chosen:
+                total = len(dataset) if count is None else min(count, len(dataset))
+                task = bar.add_task(dataset.name, total=total, doing="")
+                rows += kept_table(
+                    dataset,
+                    cloud_pools(),
+                    features=features,
+                    num_points=points,
+                    count=count,
+                    seed=seed,
+                    on_progress=lambda done, task=task: bar.update(task, advance=done),  # type: ignore[misc]
+                )
+        out.mkdir(parents=True, exist_ok=True)
+        write_csv(rows, out / "kept.csv")
+        style.save(kept_plot(rows), out / "kept")
+        if as_json:
+            print_json([row.as_row() for row in rows])
+        else:
+            from rich.table import Table
+
+            table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+            for place, head in enumerate(rows[0].as_row()):
+                table.add_column(head, justify="left" if place < 2 else "right")
+            for row in rows:
+                table.add_row(*(f"{x:.3f}" if isinstance(x, float) else str(x) for x in row.as_row().values()))
+            console().print(table)
+        note(f"Table and plot: {out}")

@@ -1,0 +1,108 @@
+"""``flowpool pool``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from flowpool.cli.terminal import DataOption, PointsOption, complete_dataset, fail, note, plain_errors, progress
+
+if TYPE_CHECKING:
+    from flowpool.lab.bulk.sources import Source
+
+
+def pool(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A Parquet file, a folder of them, or a dataset: its name, zip file or folder.",
+            autocompletion=complete_dataset,
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(help="A file .parquet or .npz, or a folder for a table of many parts.")],
+    nodes: Annotated[str, typer.Option(help="Column with the node features, a list of vectors per row.")] = "x",
+    masses: Annotated[str | None, typer.Option(help="Column with node masses.", show_default="equal masses")] = None,
+    points: PointsOption = 5,
+    epsilon: Annotated[float, typer.Option(help="Regularisation, relative to each graph's variance.")] = 0.1,
+    reference: Annotated[
+        str,
+        typer.Option(
+            help="Where the flow starts: normal, kmeans (of 50,000 nodes), or a file (.npy, or a table pooled earlier)."
+        ),
+    ] = "normal",
+    seed: Annotated[int, typer.Option(help="Seed of the reference.")] = 0,
+    divergence: Annotated[bool, typer.Option("--divergence", help="Also say what pooling lost.")] = False,
+    on: Annotated[
+        Literal["local", "ray"], typer.Option(help="Who computes: this machine, or a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of the Ray cluster, or auto.", show_default="a new one on this machine")
+    ] = None,
+    data: DataOption = None,
+) -> None:
+    """Pool the nodes of every row or graph to a table of fixed width.
+
+    Rows that cannot be pooled keep their place, with a status. Killed and started again, the same command goes on where
+    it was.
+    """
+    with plain_errors():
+        from flowpool.arrow import STATUSES
+        from flowpool.lab.bulk.job import Settings, make_job
+        from flowpool.lab.bulk.store import check_npz
+        from flowpool.status import Status
+
+        if address is not None and on != "ray":
+            raise ValueError(f"--address {address} goes with --on ray.")
+        rows = _open(source, output, data)
+        if output.suffix == ".npz":
+            check_npz(rows.schema, [nodes, masses or nodes])
+        settings = Settings(nodes, masses, points, epsilon, divergence, reference, seed)
+        job, store = make_job(rows, settings, output)
+        parts = store.missing(rows.parts)
+        if done := rows.num_rows - sum(part.stop - part.start for part in parts):
+            note(f"{done} of {rows.num_rows} graphs are in {store.folder} already.")
+        if on == "ray":
+            from flowpool.lab.bulk.on_ray import cluster
+    try:
+        with progress() as bar:
+            task = bar.add_task(rows.name, total=rows.num_rows, completed=done, doing="")
+            if on == "local":
+                for count in job.run(parts, store):
+                    bar.advance(task, count)
+            else:
+                from flowpool.lab.bulk import on_ray
+
+                with cluster(address):
+                    for count in on_ray.run(job, parts, store):
+                        bar.advance(task, count)
+        counts = store.statuses(rows.parts)
+        store.finish(rows.parts, job.empty())
+    except KeyboardInterrupt:
+        note(f"Stopped. Finished parts are in {store.folder}; the same command goes on from there.")
+        raise typer.Exit(130) from None
+    except (OSError, ValueError) as error:
+        fail(f"{error} Finished parts are in {store.folder}; the same command goes on from there.", 1)
+    typer.echo(f"{output}: {rows.num_rows} graphs, {points} points with {job.reference.shape[1]} features each.")
+    for name, advice in STATUSES.items():
+        if counts[name] and not (name in Status.__members__ and Status[name].converged):
+            note(f"{counts[name]} {'graph is' if counts[name] == 1 else 'graphs are'} {name}. {advice}")
+
+
+def _open(source: str, output: Path, data: Path | None) -> Source:
+    from flowpool.lab.bulk.sources import DatasetSource, ParquetSource, parquet_files
+
+    path = Path(source)
+    if path.suffix == ".parquet" or path.is_dir() and parquet_files(path):
+        if not path.exists():
+            raise ValueError(f"{path} does not exist.")
+        if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"The output {output} lies in the input {path}; put it elsewhere.")
+        return ParquetSource.of(path)
+    from flowpool.lab.evaluate import load_graphs
+
+    given = path.exists() and (path.suffix == ".zip" or path.is_dir())
+    dataset = load_graphs(path.resolve().stem, str(path)) if given else load_graphs(source, data and str(data))
+    return DatasetSource.of(dataset)

@@ -1,0 +1,171 @@
+"""What the sub-commands share: how they talk to the terminal, and options that mean the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from flowpool.lab import names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from flowpool.lab.results import Failure, Scored
+
+Value = TypeVar("Value")
+
+_WIDTH_WITHOUT_TERMINAL = 140  # a table in a file is not folded to the width of a terminal that is not there
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Mistakes in what the user gave end the program with one sentence and exit code 2."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of our output has enough, as with ``| head``; typer ends quietly
+        raise
+    except ModuleNotFoundError as error:
+        fail(
+            f"The package {(error.name or str(error)).partition('.')[0]} is missing; pip install 'flowpool[lab]' brings it.",
+            2,
+        )
+    except (ValueError, OSError) as error:
+        fail(str(error), 2)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # how torch says the same
+            raise
+        fail("There is not enough memory for this; ask for fewer points or fewer features.", 2)
+
+
+def fail(sentence: str, code: int) -> NoReturn:
+    """Ends the program with an error message."""
+    typer.secho(f"Error: {sentence}", fg=typer.colors.RED, err=True, color=False if no_color() else None)
+    raise typer.Exit(code) from None
+
+
+def note(sentence: str) -> None:
+    """Something to know that is not the result; it goes to standard error."""
+    typer.echo(sentence, err=True)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1, allow_nan=False))
+
+
+def no_color() -> bool:
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    fixed = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_WITHOUT_TERMINAL
+    return Console(stderr=stderr, width=fixed, soft_wrap=False)
+
+
+def progress() -> Progress:
+    """A bar on standard error; silent where that is no terminal. A task has a field ``doing``."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    where = console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[doing]}"),
+        console=where,
+        disable=not where.is_terminal,
+    )
+
+
+def run_folds(name: str, results: Iterator[Scored | Failure], total: int, done: int, folder: Path) -> None:
+    """Shows folds as they come; an end that comes too early ends the program, and says how to go on."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    if done:
+        note(f"{done} of {total} folds are in {folder} already.")
+    try:
+        with progress() as bar:
+            task = bar.add_task(name, total=total, completed=done, doing="")
+            for result in results:
+                accuracy = getattr(result, "accuracy", None)  # a failure has none
+                how = "failed" if accuracy is None else f"{100 * accuracy:.1f} %"
+                bar.update(task, advance=1, doing=f"{result.pool}: {how}")
+    except KeyboardInterrupt:
+        note(f"Stopped. Finished folds are in {folder}; the same command goes on from there.")
+        raise typer.Exit(130) from None
+    except OSError as error:
+        fail(f"{error}. Finished folds are in {folder}.", 1)
+    except BrokenProcessPool:
+        fail(
+            f"A worker process died, perhaps for want of memory. Finished folds are in {folder}; the same "
+            "command goes on from there, with fewer --jobs if you like.",
+            1,
+        )
+
+
+def tell_failures(failures: Sequence[Failure], total: int) -> NoReturn:
+    """Ends the program because folds failed."""
+    first = failures[0]
+    fail(
+        f"{len(failures)} of {total} folds failed and are in none of the numbers; the first, {first.pool} in fold "
+        f"{first.fold} of repeat {first.repeat}, with {first.reason} The same command tries them again.",
+        1,
+    )
+
+
+def num_cores() -> int:
+    """Cores that this process may use, where the system tells, else all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def listed(text: str | None, convert: Callable[[str], Value], option: str) -> tuple[Value, ...]:
+    """The values of a list that is separated by commas; empty if there is none."""
+    if text is None:
+        return ()
+    try:
+        return tuple(convert(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--{option} is {text!r}; pass numbers that are separated by commas.") from None
+
+
+def complete_dataset(incomplete: str) -> list[str]:
+    return [name for name in names.DATASETS if name.startswith(incomplete)]
+
+
+def complete_figure(incomplete: str) -> list[str]:
+    return [name for name in names.FIGURES if name.startswith(incomplete)]
+
+
+def complete_pools(incomplete: str) -> list[str]:
+    """Completes the last entry of a list that is separated by commas."""
+    before, comma, last = incomplete.rpartition(",")
+    chosen = before.split(",")
+    return [before + comma + name for name in (*names.POOLS, "all") if name.startswith(last) and name not in chosen]
+
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder with datasets in TU format, zipped or not; default: the variable FLOWPOOL_DATA."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+PointsOption = Annotated[int, typer.Option(help="Points M per graph.")]

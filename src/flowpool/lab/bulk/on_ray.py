@@ -1,0 +1,111 @@
+"""The same work on a Ray cluster: Ray Data deals out numbers of parts, and actors read, pool and keep them.
+
+Rows travel from the file to the actor that pools them, and from there to the output, never through the driver. All
+machines therefore see input and output under the same path. A part that is half done when its actor dies leaves nothing
+behind and is done again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pyarrow as pa
+import torch
+
+from flowpool.lab.bulk.job import Job
+from flowpool.lab.bulk.sources import Part, runs
+from flowpool.lab.bulk.store import Store
+
+try:
+    import ray
+    import ray.data
+    from ray.exceptions import RayError
+except ImportError as missing:
+    raise ImportError("--on ray needs Ray: pip install 'flowpool[ray]'.") from missing
+
+_TOGETHER = 8  # parts that an actor takes at a time; rows before them in a large row group are read in vain
+
+
+class PoolParts:
+    """An actor: it compiles the kernels once, and computes in one thread, as Ray plans with one core for it."""
+
+    def __init__(self, job: Job, store: Store) -> None:
+        torch.set_num_threads(1)
+        self.job, self.store = job, store
+        self.parts = {part.number: part for part in job.source.parts}
+        with suppress(OSError, ValueError):  # what cannot be read is told by the call that needs it
+            _, rows = next(job.source.read(job.source.parts[:1]))
+            job.pool(pa.Table.from_batches([rows.slice(0, 1)]))
+
+    def __call__(self, numbers: pa.Table) -> pa.Table:
+        """Pools the parts of these numbers. Says how many rows they have, and what went wrong, if anything did."""
+        done, failure = 0, None
+        try:
+            parts = self.store.missing([self.parts[number] for number in numbers["part"].to_pylist()])
+            for count in self.job.run(parts, self.store):
+                done += count
+        except (OSError, ValueError) as error:
+            failure = str(error)  # as an exception it would come back with pages of Ray's own
+        return pa.table({"rows": pa.array([done], pa.int64()), "failure": pa.array([failure], pa.string())})
+
+
+@contextmanager
+def cluster(address: str | None) -> Iterator[None]:
+    """Ray, on the cluster at an address or on this machine alone; ended at the end unless it was there before."""
+    ours = not ray.is_initialized()
+    if ours:
+        _check_reachable(address)
+        # Ray's own account of its work would run through our progress bar.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        options = {} if address else {"include_dashboard": False}
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().split(". ")[0]
+            raise ConnectionError(f"No Ray cluster was reached at {address}: {reason}.") from None
+    try:
+        yield
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():  # "auto", or none
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"No Ray cluster was reached at {address}: {error}.") from None
+
+
+def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:
+    """:meth:`flowpool.lab.bulk.job.Job.run` by one actor per core of the cluster."""
+    workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    together = max(1, min(_TOGETHER, len(parts) // (4 * workers)))
+    tasks = [pa.table({"part": [part.number for part in run]}) for run in runs(parts, together)]
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    done = ray.data.from_arrow(tasks).map_batches(
+        PoolParts,
+        fn_constructor_args=(job, store),
+        batch_format="pyarrow",
+        batch_size=None,
+        num_cpus=1,
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(tasks))),
+    )
+    try:
+        for results in done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            for result in results.to_pylist():
+                if result["failure"] is not None:
+                    raise OSError(f"A worker failed: {result['failure']}")
+                yield result["rows"]
+    except RayError as error:
+        raise OSError(f"The Ray cluster failed: {str(error).strip().splitlines()[0]}") from None

@@ -1,0 +1,110 @@
+"""Sets as vectors by methods other than ours, as scikit-learn transformers of lists of arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, Self
+
+import numpy as np
+import ot
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+
+from flowpool.sklearn import FlowVectorizer
+from flowpool.sklearn.sets import Sets, read_sets
+from flowpool.step.pool import transport_pool
+
+Floats = NDArray[np.float64]
+
+
+class Moments(TransformerMixin, BaseEstimator):
+    """Sum, mean, or mean and standard deviations of the members."""
+
+    def __init__(self, kind: Literal["sum", "mean", "deviations"] = "mean") -> None:
+        self.kind = kind
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        return self
+
+    def transform(self, X: Any, sample_weight: Any = None) -> Floats:
+        sets = read_sets(X, sample_weight)
+        masses = sets.masses[:, None]
+        mean = sets.sum(masses * sets.members)  # (B, D)
+        if self.kind == "mean":
+            return mean
+        if self.kind == "sum":
+            return mean * sets.totals[:, None]
+        centred = sets.members - np.repeat(mean, np.diff(sets.ptr), axis=0)
+        return np.concatenate([mean, np.sqrt(sets.sum(masses * centred**2))], axis=1)
+
+
+class Sorted(TransformerMixin, BaseEstimator):
+    """SortPool (Zhang et al., 2018): the M members that are largest in the last feature, in that order, then zeros."""
+
+    def __init__(self, num_points: int = 8) -> None:
+        self.num_points = num_points
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        return self
+
+    def transform(self, X: Any, sample_weight: Any = None) -> Floats:
+        sets = read_sets(X)  # a ranking has no use for weights
+        owner = np.repeat(np.arange(len(sets)), np.diff(sets.ptr))
+        order = np.lexsort((-sets.members[:, -1], owner))
+        rank = np.arange(len(order)) - sets.ptr[owner]
+        chosen = rank < self.num_points
+        points = np.zeros((len(sets), self.num_points, sets.members.shape[1]))
+        points[owner[chosen], rank[chosen]] = sets.members[order][chosen]
+        return points.reshape(len(sets), -1)
+
+
+class _Referenced(TransformerMixin, BaseEstimator):
+    """An embedding that starts from the k-means centres that `FlowVectorizer` starts from."""
+
+    def __init__(self, num_points: int = 8, random_state: int | None = None) -> None:
+        self.num_points = num_points
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        vectorizer = FlowVectorizer(self.num_points, random_state=self.random_state).fit(X, sample_weight=sample_weight)
+        self.reference_: Floats = vectorizer.reference_
+        return self
+
+
+class WEGL(_Referenced):
+    """Wasserstein embedding (Kolouri et al., 2021): where exact transport sends the reference, minus it, over sqrt(M)."""
+
+    def transform(self, X: Any, sample_weight: Any = None) -> Floats:
+        sets = read_sets(X, sample_weight)
+        images = np.stack([self._image(sets.part(number, number + 1)) for number in range(len(sets))])  # (B, M, D)
+        return ((images - self.reference_) / math.sqrt(len(self.reference_))).reshape(len(sets), -1)
+
+    def _image(self, one: Sets) -> Floats:
+        members = one.members.astype(np.float64)
+        shares = np.full(len(self.reference_), 1 / len(self.reference_))
+        plan: Floats = ot.emd(shares, one.masses, ot.dist(self.reference_, members))  # (M, N)
+        return len(shares) * plan @ members
+
+
+class OTKE(_Referenced):
+    """Optimal transport kernel embedding (Mialon et al., 2021) with the linear kernel and its usual regularisation.
+
+    Its plan has the greatest mean product of members and reference points. With given masses on both sides that is the
+    plan of the squared distance with twice the regularisation.
+    """
+
+    EPSILON = 0.5
+
+    def transform(self, X: Any, sample_weight: Any = None) -> Floats:
+        sets = read_sets(X, sample_weight)
+        received = transport_pool(
+            torch.from_numpy(sets.members.astype(np.float64)),
+            ptr=torch.from_numpy(sets.ptr),
+            reference=torch.from_numpy(self.reference_),
+            epsilon=2 * self.EPSILON,
+            relative=False,
+            masses=None if sets.weights is None else torch.from_numpy(sets.weights),
+        )
+        vectors: Floats = received.points.flatten(1).numpy() / math.sqrt(len(self.reference_))
+        return vectors

@@ -1,0 +1,221 @@
+"""What a user may pass as sets, read into one record: flat arrays, and where each set begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.floating]
+Integers = NDArray[np.int64]
+
+_STACKED = "Pass a list of (N_i, D) arrays, or one stacked (N, D) array with groups= or offsets=."
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """B sets in the manner of CSR matrices.
+
+    Attributes:
+        members: vectors of all sets in order, ``(N, D)``, float32 or float64.
+        ptr: set g owns the members ``ptr[g] : ptr[g + 1]``, ``(B + 1,)``.
+        weights: of the members, ``(N,)``, as given; None: all the same.
+    """
+
+    members: Floats
+    ptr: Integers
+    weights: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    @property
+    def totals(self) -> NDArray[np.float64]:
+        """Sum of the weights of each set, which is the number of its members where none were given, ``(B,)``."""
+        if self.weights is None:
+            return np.diff(self.ptr).astype(np.float64)
+        return self.sum(self.weights)
+
+    @property
+    def masses(self) -> NDArray[np.float64]:
+        """Weights that sum to one in each set, ``(N,)``."""
+        totals = np.repeat(self.totals, np.diff(self.ptr))
+        masses: NDArray[np.float64] = (1.0 if self.weights is None else self.weights) / totals
+        return masses
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Sums over the members of each set, ``(B, ...)``; no set is empty."""
+        return np.add.reduceat(values, self.ptr[:-1], axis=0)
+
+    def part(self, first: int, last: int) -> Sets:
+        """The sets ``first .. last - 1``, without a copy."""
+        members = slice(self.ptr[first], self.ptr[last])
+        weights = None if self.weights is None else self.weights[members]
+        return Sets(self.members[members], self.ptr[first : last + 1] - self.ptr[first], weights)
+
+    def parts(self, rows: int) -> Iterator[Sets]:
+        """The sets in parts of about so many members, each part at least one set."""
+        first = 0
+        while first < len(self):
+            last = int(np.searchsorted(self.ptr, self.ptr[first] + rows, side="right")) - 1
+            last = min(max(last, first + 1), len(self))
+            yield self.part(first, last)
+            first = last
+
+    def arrays(self) -> list[Floats]:
+        """One ``(N_i, D)`` array per set, without a copy."""
+        return np.split(self.members, self.ptr[1:-1])
+
+    def with_members(self, members: Floats) -> Sets:
+        return replace(self, members=members)
+
+
+def read_sets(
+    sets: Any,
+    sample_weight: Any = None,
+    *,
+    groups: ArrayLike | None = None,
+    offsets: ArrayLike | None = None,
+) -> Sets:
+    """The sets that a user passed, checked.
+
+    Args:
+        sets: a sequence of B arrays ``(N_i, D)``, or of objects that hold one as ``x`` (as ``torch_geometric.data.Data``
+            does); an array ``(B, N, D)`` of sets of equal size; or, with ``groups`` or ``offsets``, an array ``(N, D)``.
+        sample_weight: one array ``(N_i,)`` per set, or one ``(N,)`` for a stacked array; not negative, and not all zero
+            in any set. None: all members count the same.
+        groups: set of each row of a stacked array, ``(N,)``. The sets come in the order of their sorted numbers.
+        offsets: or where each set begins in it, and the end, ``(B + 1,)``.
+    """
+    if groups is not None and offsets is not None:
+        raise ValueError("Both groups and offsets are given; pass the one that you have.")
+    if groups is not None:
+        return _grouped(sets, sample_weight, np.asarray(groups))
+    if offsets is not None:
+        stacked = _stacked(sets)
+        ptr = _checked_offsets(np.asarray(offsets), len(stacked))
+        return _checked(Sets(stacked, ptr, _flat_weights(sample_weight, len(stacked))))
+    arrays = _arrays(sets)
+    ptr = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int64)
+    weights = _weights(sample_weight, arrays)
+    # np.result_type would widen float16 and integers step by step; one decision for all is easier to foresee.
+    single = all(array.dtype in (np.float32, np.float16) for array in arrays)
+    return _checked(Sets(np.concatenate(arrays, dtype=np.float32 if single else np.float64), ptr, weights))
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """An array of anything array-like, PyTorch tensors with gradients included."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def _grouped(sets: Any, sample_weight: Any, groups: NDArray[Any]) -> Sets:
+    stacked = _stacked(sets)
+    if groups.shape != (len(stacked),):
+        raise ValueError(f"groups has shape {groups.shape} for {len(stacked)} rows; pass the set of each row.")
+    weights = _flat_weights(sample_weight, len(stacked))
+    _, numbers = np.unique(groups, return_inverse=True)
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(numbers))]).astype(np.int64)
+    if (np.diff(numbers) < 0).any():
+        order = np.argsort(numbers, kind="stable")
+        stacked, weights = stacked[order], None if weights is None else weights[order]
+    return _checked(Sets(stacked, ptr, weights))
+
+
+def _stacked(sets: Any) -> Floats:
+    stacked = _real(as_array(sets), "The stacked array")
+    if stacked.ndim != 2:
+        raise ValueError(f"The stacked array has shape {stacked.shape}; with groups or offsets it must be (N, D).")
+    return stacked.astype(np.float32 if stacked.dtype in (np.float32, np.float16) else np.float64, copy=False)
+
+
+def _arrays(sets: Any) -> Sequence[NDArray[Any]]:
+    if isinstance(sets, np.ndarray) and sets.dtype != object:
+        if sets.ndim != 3:
+            raise ValueError(f"Found one array of shape {sets.shape} where sets are expected. {_STACKED}")
+        return list(_real(sets, "The array"))
+    is_table = hasattr(sets, "shape") and not isinstance(sets, np.ndarray)
+    if is_table or isinstance(sets, str | bytes) or not hasattr(sets, "__len__"):
+        # A data frame, sparse matrix or tensor of its own is one table, not a list of sets.
+        raise TypeError(f"Found a {type(sets).__name__} where sets are expected. {_STACKED}")
+    if len(sets) == 0:
+        raise ValueError("The list of sets is empty; pass at least one set.")
+    arrays: list[NDArray[Any]] = []
+    for number, entry in enumerate(sets):
+        array = _real(as_array(getattr(entry, "x", entry)), f"Set {number}")
+        if array.ndim != 2:
+            raise ValueError(f"Set {number} has shape {array.shape}; a set is an (N, D) array, one row per member.")
+        if array.shape[1] != (width := arrays[0].shape[1] if arrays else array.shape[1]):
+            raise ValueError(f"Set {number} has {array.shape[1]} features and set 0 has {width}; all need the same.")
+        arrays.append(array)
+    return arrays
+
+
+def _real(array: NDArray[Any], name: str) -> NDArray[Any]:
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} holds {array.dtype} values; pass real numbers.")
+    return array
+
+
+def _weights(sample_weight: Any, arrays: Sequence[NDArray[Any]]) -> NDArray[np.float64] | None:
+    if sample_weight is None:
+        return None
+    if not hasattr(sample_weight, "__len__") or len(sample_weight) != len(arrays):
+        found = len(sample_weight) if hasattr(sample_weight, "__len__") else sample_weight
+        raise ValueError(
+            f"sample_weight has {found} entries for {len(arrays)} sets; pass one array of weights per set."
+        )
+    weights = [_real(as_array(entry), f"sample_weight of set {number}") for number, entry in enumerate(sample_weight)]
+    for number, (own, array) in enumerate(zip(weights, arrays, strict=True)):
+        if own.shape != (len(array),):
+            raise ValueError(f"sample_weight of set {number} has shape {own.shape}; the set has {len(array)} members.")
+    return np.concatenate(weights, dtype=np.float64)
+
+
+def _flat_weights(sample_weight: Any, num_members: int) -> NDArray[np.float64] | None:
+    if sample_weight is None:
+        return None
+    weights = _real(as_array(sample_weight), "sample_weight")
+    if weights.shape != (num_members,):
+        raise ValueError(f"sample_weight has shape {weights.shape}; the stacked array has {num_members} rows.")
+    return weights.astype(np.float64)
+
+
+def _checked_offsets(offsets: NDArray[Any], num_members: int) -> Integers:
+    if offsets.ndim != 1 or len(offsets) < 2 or offsets.dtype.kind not in "iu":
+        raise ValueError(f"offsets is {offsets.dtype} of shape {offsets.shape}; pass B + 1 integers.")
+    if offsets[0] != 0 or offsets[-1] != num_members or (np.diff(offsets.astype(np.int64)) < 0).any():
+        raise ValueError(
+            f"offsets run from {offsets[0]} to {offsets[-1]}; they must rise from 0 to the number of rows, {num_members}."
+        )
+    return offsets.astype(np.int64)
+
+
+def _checked(sets: Sets) -> Sets:
+    """The sets, which are neither empty nor without weight, and finite."""
+    sizes = np.diff(sets.ptr)
+    if (empty := np.flatnonzero(sizes == 0)).size:
+        raise ValueError(
+            f"{len(empty)} sets are empty (first: set {empty[0]}). Leave them out: they have no distribution."
+        )
+    if sets.members.shape[1] == 0:
+        raise ValueError(f"The sets have 0 feature(s) (shape={sets.members.shape}) while a minimum of 1 is required.")
+    finite = np.isfinite(sets.members).all(axis=1)
+    if not finite.all():
+        _fail(sets, ~finite, "hold NaN or infinity", "Impute or leave out what is missing")
+    if sets.weights is not None:
+        if not (valid := np.isfinite(sets.weights) & (sets.weights >= 0)).all():
+            _fail(sets, ~valid, "have weights that are negative, NaN or infinity", "Weights are masses, zero or above")
+        if (nothing := np.flatnonzero(sets.totals == 0)).size:
+            raise ValueError(f"All weights of {len(nothing)} sets are zero (first: set {nothing[0]}). Leave them out.")
+    return sets
+
+
+def _fail(sets: Sets, bad: Any, what: str, advice: str) -> None:
+    first = int(np.argmax(bad))
+    number = int(np.searchsorted(sets.ptr, first, side="right")) - 1
+    raise ValueError(
+        f"{int(bad.sum())} members of the sets {what} (first: set {number}, member {first - sets.ptr[number]}). {advice}."
+    )

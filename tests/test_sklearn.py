@@ -1,0 +1,546 @@
+"""Sets and graphs in scikit-learn: values against closed forms and other solvers, and scikit-learn's own checks."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import ot
+import pytest
+import sklearn
+import torch
+from scipy.spatial.distance import cdist, pdist
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
+
+from flowpool.sklearn import FlowVectorizer, Propagate, WassersteinKernel, wasserstein_distances
+from flowpool.sklearn.sets import read_sets
+from flowpool.sklearn.vectorizer import NUM_SLICES
+
+WAYS = ["step", "free", "flow", "sliced"]
+
+
+def draw(
+    count: int = 12, dim: int = 3, seed: int = 0, smallest: int = 12, dtype: type = np.float64
+) -> list[np.ndarray]:
+    """Sets of different sizes, places and shapes."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(smallest, smallest + 20, count)
+    stretches = random.uniform(0.3, 2, (count, dim))
+    return [
+        (random.normal(size=(n, dim)) * stretch + random.normal(size=dim)).astype(dtype)
+        for n, stretch in zip(sizes, stretches, strict=True)
+    ]
+
+
+def draw_weights(sets: list[np.ndarray], seed: int = 1) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.integers(1, 4, len(members)).astype(float) for members in sets]
+
+
+class OnALine(FlowVectorizer):
+    """Each row of a table as a cloud on a line, so that scikit-learn's checks, which pass tables, can be run."""
+
+    def fit(self, X, y=None):  # noqa: N803
+        table = validate_data(self, X, dtype=[np.float64, np.float32])
+        super().fit(table[:, :, None])
+        self.n_features_in_ = table.shape[1]
+        return self
+
+    def transform(self, X):  # noqa: N803
+        check_is_fitted(self)
+        return super().transform(validate_data(self, X, dtype=[np.float64, np.float32], reset=False)[:, :, None])
+
+    def fit_transform(self, X, y=None):  # noqa: N803
+        return self.fit(X).transform(X)
+
+    def get_feature_names_out(self, input_features=None):
+        _check_feature_names_in(self, input_features)
+        return np.asarray(self._names(["x0"]), dtype=object)
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = True
+        return tags
+
+
+@parametrize_with_checks([OnALine(2, by=by, random_state=0) for by in ("step", "free", "sliced")])
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+# Values
+
+
+def test_one_point_receives_everything():
+    sets = draw()
+    vectors = FlowVectorizer(1, size=None).fit_transform(sets)
+    expected = [np.concatenate([members.mean(0), members.std(0)]) for members in sets]
+    np.testing.assert_allclose(vectors, expected, atol=1e-10)
+
+
+def test_distances_of_moved_and_stretched_copies_are_exact():
+    # One point, and sets that differ by a shift and a stretch along the axes: W_2 is that of Gaussians.
+    base = draw(1, smallest=40)[0]
+    base = (base - base.mean(0)) / base.std(0)
+    sets = [base * stretch + shift for stretch, shift in (((1, 1, 1), (0, 0, 0)), ((2, 1, 0.5), (1, 0, -3)))]
+    vectors = FlowVectorizer(1, size=None).fit_transform(sets)
+    assert np.linalg.norm(vectors[0] - vectors[1]) == pytest.approx(math.sqrt(10 + 1 + 0.25), rel=1e-9)
+    assert wasserstein_distances(sets)[0, 1] == pytest.approx(math.sqrt(10 + 1 + 0.25), rel=1e-6)
+
+
+def test_points_of_a_small_epsilon_are_the_barycentres_of_exact_transport():
+    sets = draw(smallest=24)
+    reference = np.random.default_rng(5).normal(size=(4, 3))
+    vectors = FlowVectorizer(4, reference=reference, epsilon=1e-4, size=None, spread=False).fit_transform(sets)
+    for members, vector in zip(sets, vectors, strict=True):
+        plan = ot.emd(np.full(4, 1 / 4), np.full(len(members), 1 / len(members)), ot.dist(reference, members))
+        np.testing.assert_allclose(vector.reshape(4, 3), 4 * plan @ members / 2, atol=5e-3)
+
+
+def test_distances_are_close_to_exact_transport():
+    sets = draw(30, smallest=30)
+    exact = wasserstein_distances(sets)[np.triu_indices(30, 1)]
+    found = {}
+    for spread in (True, False):
+        vectorizer = FlowVectorizer(8, size=None, spread=spread, random_state=0)
+        found[spread] = pdist(vectorizer.fit_transform(sets))
+    assert np.corrcoef(exact, found[True])[0, 1] > 0.99
+    assert np.mean(np.abs(found[True] / exact - 1)) < 0.08
+    # What the deviations are there for:
+    assert np.mean(np.abs(found[True] / exact - 1)) < np.mean(np.abs(found[False] / exact - 1)) / 2
+
+
+def test_slices_on_a_line_are_exact_transport():
+    # In one dimension every direction is the line itself, and sets of M members are their own quantiles.
+    sets = [np.sort(members[:6, :1], axis=0) for members in draw()]
+    vectors = FlowVectorizer(6, by="sliced", size=None).fit_transform(sets)
+    np.testing.assert_allclose(cdist(vectors, vectors), wasserstein_distances(sets), atol=1e-9)
+
+
+def test_shares_of_slices_have_the_moments_of_their_parts():
+    members = np.arange(12.0)[::-1, None]
+    vectors = FlowVectorizer(3, by="sliced", size=None).fit_transform([members, members + 5])
+    unit = math.sqrt(1 / (NUM_SLICES * 3))
+    points, deviations = vectors.reshape(2, 2, 3, NUM_SLICES).transpose(1, 0, 2, 3) / unit
+    np.testing.assert_allclose(np.sort(np.abs(points[0, :, 0])), [1.5, 5.5, 9.5])
+    np.testing.assert_allclose(deviations, np.arange(4.0).std())
+
+
+def test_free_points_count_what_is_near_them():
+    reference = np.array([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0]])
+    sets = [np.array([[1.0, 0], [-1, 0], [0, 1], [101, 5]]), np.array([[99.0, 0], [101, 0]])]
+    vectorizer = FlowVectorizer(3, by="free", reference=reference, epsilon=1e-3, size=None).fit(sets)
+    points, masses = vectorizer.inverse_transform(vectorizer.transform(sets), return_masses=True)
+    np.testing.assert_allclose(masses, [[0.75, 0.25, 0], [0, 1, 0]], atol=1e-12)
+    np.testing.assert_allclose(points[0, :2], [[0, 1 / 3], [101, 5]], atol=1e-9)
+    np.testing.assert_allclose(points[1], [[0, 0], [100, 0], [0, 100]], atol=1e-9)  # nothing came: where the point is
+    names = vectorizer.get_feature_names_out().tolist()
+    vector = dict(zip(names, vectorizer.transform(sets)[1], strict=True))
+    assert vector["deviation1_x0"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_weights_are_repetitions_and_zero_is_absence(by):
+    sets = draw(6)
+    weights = draw_weights(sets)
+    repeated = [np.repeat(members, own.astype(int), axis=0) for members, own in zip(sets, weights, strict=True)]
+    vectorizer = FlowVectorizer(3, by=by, random_state=0).fit(repeated)
+    expected = vectorizer.transform(repeated)
+    np.testing.assert_allclose(vectorizer.transform(sets, sample_weight=weights), expected, atol=1e-4)
+    more = [np.concatenate([members, [[50.0, 50, 50]]]) for members in sets]
+    zero = [np.append(own, 0) for own in weights]
+    np.testing.assert_allclose(vectorizer.transform(more, sample_weight=zero), expected, atol=1e-4)
+
+
+def test_weights_are_repetitions_in_what_is_fitted():
+    sets = draw(6)
+    weights = draw_weights(sets)
+    repeated = [np.repeat(members, own.astype(int), axis=0) for members, own in zip(sets, weights, strict=True)]
+    one = FlowVectorizer(1, standardize=True).fit(sets, sample_weight=weights)
+    other = FlowVectorizer(1, standardize=True).fit(repeated)
+    for name in ("mean_", "scale_", "variance_", "reference_"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("size", "last"), [("log", np.log), ("append", float)])
+def test_the_size_is_the_last_column(size, last):
+    sets = draw()
+    vectorizer = FlowVectorizer(2, size=size).fit(sets)
+    assert vectorizer.transform(sets)[:, -1].tolist() == pytest.approx([last(len(members)) for members in sets])
+    doubled = [np.full(len(members), 2.0) for members in sets]
+    assert vectorizer.transform(sets, doubled)[0, -1] == pytest.approx(last(2 * len(sets[0])))
+
+
+@pytest.mark.parametrize("by", ["step", "free", "flow"])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_the_mean_survives_the_way_there_and_back(by, standardize):
+    sets = [members * [1, 10, 100] + [0, 0, 1000] for members in draw()]
+    vectorizer = FlowVectorizer(4, by=by, standardize=standardize, random_state=0).fit(sets)
+    points, masses = vectorizer.inverse_transform(vectorizer.transform(sets), return_masses=True)
+    means = (masses[:, :, None] * points).sum(1)
+    np.testing.assert_allclose(means, [members.mean(0) for members in sets], atol=2e-2)
+
+
+def test_standardizing_is_standardizing_beforehand():
+    sets = [members[:15] * [1, 10, 100] + [0, 5, 1000] for members in draw(smallest=15)]  # equal sizes
+    scaler = StandardScaler().fit(np.concatenate(sets))
+    one = FlowVectorizer(4, standardize=True, random_state=0).fit_transform(sets)
+    other = FlowVectorizer(4, random_state=0).fit_transform([scaler.transform(members) for members in sets])
+    np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_the_reference_counts_every_set_the_same():
+    heavy, light = np.full((900, 1), 10.0), np.array([[0.0]])
+    assert FlowVectorizer(1).fit([heavy, light]).reference_ == pytest.approx(5.0)
+
+
+def test_fewer_distinct_members_than_points_give_fewer_points():
+    sets = [np.eye(3)[[0, 0, 1, 2]], np.eye(3)[[1, 2]]]
+    vectorizer = FlowVectorizer(8, size=None).fit(sets)
+    assert vectorizer.reference_.shape == (3, 3)
+    assert vectorizer.transform(sets).shape == (2, 2 * 3 * 3)
+
+
+def test_sets_that_are_all_one_point_are_that_point():
+    sets = [np.full((4, 2), 3.0), np.full((2, 2), 3.0)]
+    vectors = FlowVectorizer(4, size=None).fit_transform(sets)
+    np.testing.assert_allclose(vectors, [[3, 3, 0, 0]] * 2, atol=1e-12)
+
+
+# Forms of the input
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_all_forms_of_the_same_sets_give_the_same(by):
+    sets = draw(6)
+    vectorizer = FlowVectorizer(3, by=by, random_state=0).fit(sets)
+    expected = vectorizer.transform(sets)
+    stacked = np.concatenate(sets)
+    ptr = np.cumsum([0] + [len(members) for members in sets])
+    groups = np.repeat([1, 4, 5, 7, 8, 9], np.diff(ptr))
+    shuffle = np.random.default_rng(0).permutation(len(stacked))
+    np.testing.assert_array_equal(vectorizer.transform(stacked, offsets=ptr), expected)
+    np.testing.assert_array_equal(vectorizer.transform(stacked, groups=groups), expected)
+    np.testing.assert_allclose(vectorizer.transform(stacked[shuffle], groups=groups[shuffle]), expected, atol=1e-4)
+    data = [SimpleNamespace(x=torch.from_numpy(members).requires_grad_()) for members in sets]
+    np.testing.assert_array_equal(vectorizer.transform(data), expected)
+    objects = np.empty(6, dtype=object)
+    objects[:] = sets
+    np.testing.assert_array_equal(vectorizer.transform(objects), expected)
+    equal = np.stack([members[:10] for members in sets])
+    np.testing.assert_array_equal(vectorizer.transform(equal), vectorizer.transform(list(equal)))
+
+
+def test_each_row_belongs_to_its_set_alone(monkeypatch):
+    sets = draw(9)
+    vectorizer = FlowVectorizer(3, random_state=0).fit(sets)
+    whole = vectorizer.transform(sets)
+    monkeypatch.setattr("flowpool.sklearn.vectorizer._ENTRIES_AT_ONCE", 3 * 4 * 40)  # about one set at a time
+    np.testing.assert_array_equal(vectorizer.transform(sets), whole)
+    np.testing.assert_array_equal(vectorizer.transform(sets[::-1]), whole[::-1])
+
+
+def test_temporary_memory_is_bounded(monkeypatch):
+    sets = read_sets(draw(20))
+    longest = int(np.diff(sets.ptr).max())
+    parts = list(sets.parts(50))
+    assert len(parts) > 5
+    assert all(len(part.members) <= max(50, longest) for part in parts)
+    np.testing.assert_array_equal(np.concatenate([part.members for part in parts]), sets.members)
+    assert sum(len(part) for part in parts) == len(sets)
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_single_precision_stays_single(by):
+    sets = draw(6)
+    vectorizer = FlowVectorizer(3, by=by, random_state=0).fit(sets)
+    single = vectorizer.transform([members.astype(np.float32) for members in sets])
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, vectorizer.transform(sets), atol=1e-3)
+
+
+BAD = [
+    ([], "list of sets is empty"),
+    (np.zeros((4, 2)), r"one array of shape \(4, 2\).*groups"),
+    ([np.zeros((3, 2)), np.zeros((0, 2))], r"1 sets are empty \(first: set 1\)"),
+    ([np.zeros((3, 2)), np.zeros((3, 4))], "Set 1 has 4 features and set 0 has 2"),
+    ([np.zeros((3, 2)), np.zeros(3)], r"Set 1 has shape \(3,\)"),
+    ([np.zeros((3, 2)), np.full((3, 2), np.nan)], r"3 members of the sets hold NaN.*set 1, member 0"),
+    ([np.zeros((3, 2), complex)], "Set 0 holds complex128"),
+    ([np.zeros((3, 0))], r"0 feature\(s\)"),
+]
+
+
+@pytest.mark.parametrize(("sets", "message"), BAD)
+def test_bad_sets_are_named(sets, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        FlowVectorizer(2).fit(sets)
+
+
+BAD_WEIGHTS = [
+    ([np.ones(3)], "1 entries for 2 sets"),
+    ([np.ones(3), np.ones(3)], r"set 1 has shape \(3,\); the set has 4 members"),
+    ([np.ones(3), np.array([1, 1, -0.5, 1])], "1 members.*negative.*set 1, member 2"),
+    ([np.ones(3), np.zeros(4)], r"All weights of 1 sets are zero \(first: set 1\)"),
+    (3.0, "3.0 entries"),
+]
+
+
+@pytest.mark.parametrize(("weights", "message"), BAD_WEIGHTS)
+def test_bad_weights_are_named(weights, message):
+    with pytest.raises(ValueError, match=message):
+        FlowVectorizer(2).fit([np.eye(3)[:, :2], np.eye(4)[:, :2]], sample_weight=weights)
+
+
+BAD_PLACES = [
+    ({"groups": [0, 1]}, r"groups has shape \(2,\) for 4 rows"),
+    ({"offsets": [0, 3]}, "from 0 to 3; they must rise from 0 to the number of rows, 4"),
+    ({"offsets": [0, 3, 2, 4]}, "must rise"),
+    ({"offsets": [0, 2, 2, 4]}, r"1 sets are empty \(first: set 1\)"),
+    ({"offsets": [0.0, 4.0]}, "pass B . 1 integers"),
+    ({"groups": [0] * 4, "offsets": [0, 4]}, "Both groups and offsets"),
+]
+
+
+@pytest.mark.parametrize(("places", "message"), BAD_PLACES)
+def test_bad_groups_and_offsets_are_named(places, message):
+    with pytest.raises(ValueError, match=message):
+        FlowVectorizer(2).fit(np.eye(4), **places)
+
+
+def test_wrong_widths_and_contradictions_are_refused():
+    sets = draw()
+    with pytest.raises(ValueError, match="X has 2 features, but FlowVectorizer is expecting 3"):
+        FlowVectorizer(2).fit(sets).transform([np.zeros((4, 2))])
+    with pytest.raises(ValueError, match=r"reference has shape \(4, 3\); expected \(8, 3\)"):
+        FlowVectorizer(8, reference=np.eye(4)[:, :3]).fit(sets)
+    with pytest.raises(ValueError, match="no deviations to leave out"):
+        FlowVectorizer(by="flow", spread=False).fit(sets)
+    with pytest.raises(ValueError, match="has no reference"):
+        FlowVectorizer(by="sliced", reference=np.eye(8)[:, :3]).fit(sets)
+    with pytest.raises(AttributeError, match="inverse_transform"):
+        FlowVectorizer(by="sliced").inverse_transform(np.zeros((1, 1)))
+    with pytest.raises(ValueError, match="X has 5 columns; vectors of this estimator have 13"):
+        FlowVectorizer(2).fit(sets).inverse_transform(np.zeros((1, 5)))
+    with pytest.raises(ValueError, match="'by' parameter"):
+        FlowVectorizer(by="steps").fit(sets)
+
+
+# scikit-learn's habits
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_names_pickles_and_clones(by):
+    sets = draw(5)
+    vectorizer = FlowVectorizer(3, by=by, random_state=0)
+    vectors = vectorizer.fit_transform(sets)
+    names = vectorizer.get_feature_names_out(["a", "b", "c"])
+    assert len(names) == len(set(names)) == vectors.shape[1]
+    assert names[-1] == "log_size"
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(vectorizer)).transform(sets), vectors)  # noqa: S301
+    np.testing.assert_array_equal(clone(vectorizer).fit(sets).transform(sets), vectors)
+
+
+def test_columns_are_where_their_names_say():
+    sets = draw(5)
+    vectorizer = FlowVectorizer(3, random_state=0).fit(sets)
+    vectors, names = vectorizer.transform(sets), vectorizer.get_feature_names_out().tolist()
+    points = vectorizer.inverse_transform(vectors)
+    np.testing.assert_allclose(vectors[:, names.index("point2_x1")] * math.sqrt(3), points[:, 2, 1])
+
+
+def test_data_frames_come_out_if_asked_for():
+    pandas = pytest.importorskip("pandas")
+    table = FlowVectorizer(2).set_output(transform="pandas").fit_transform(draw(5))
+    assert isinstance(table, pandas.DataFrame)
+    assert table.columns[0] == "point0_x0"
+
+
+def test_pipelines_with_weights_are_cross_validated():
+    sets, labels = draw(24), np.arange(24) % 2
+    sets = [members + 3 * label for members, label in zip(sets, labels, strict=True)]
+    weights = draw_weights(sets)
+    with sklearn.config_context(enable_metadata_routing=True):
+        vectorizer = FlowVectorizer(2).set_fit_request(sample_weight=True).set_transform_request(sample_weight=True)
+        classifier = LogisticRegression().set_fit_request(sample_weight=False).set_score_request(sample_weight=False)
+        pipeline = make_pipeline(vectorizer, classifier)
+        found = cross_validate(pipeline, sets, labels, params={"sample_weight": weights}, return_estimator=True, cv=3)
+    assert found["test_score"].mean() > 0.9
+    # Those of the training sets, and no others, arrived.
+    for (train, _), pipeline in zip(StratifiedKFold(3).split(sets, labels), found["estimator"], strict=True):
+        fitted = FlowVectorizer(2).fit([sets[number] for number in train], sample_weight=[weights[n] for n in train])
+        assert pipeline[0].variance_ == pytest.approx(fitted.variance_)
+
+
+def test_grid_search_over_the_number_of_points():
+    sets, labels = draw(18), np.arange(18) % 2
+    pipeline = make_pipeline(FlowVectorizer(random_state=0), StandardScaler(), SVC())
+    search = GridSearchCV(pipeline, {"flowvectorizer__num_points": [1, 3]}, cv=3, error_score="raise").fit(sets, labels)
+    assert len(search.predict(sets)) == 18
+
+
+def test_only_training_sets_are_looked_at():
+    sets = draw()
+    vectorizer = FlowVectorizer(3, random_state=0, standardize=True).fit(sets)
+    kept = {name: np.copy(getattr(vectorizer, name)) for name in ("reference_", "mean_", "scale_", "variance_")}
+    vectorizer.transform([members * 100 for members in sets])
+    for name, value in kept.items():
+        np.testing.assert_array_equal(getattr(vectorizer, name), value)
+
+
+# Graphs
+
+
+PATH = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])  # 0 - 1 - 2
+ALONE = np.empty((2, 0), int)
+
+
+def test_propagation_by_hand():
+    sets = Propagate(2).fit_transform([(np.array([[1.0], [0], [0], [1]]), PATH)])
+    first = np.array([1.0, 0, 0, 1])
+    second = np.array([0.5, 0.25, 0, 1])  # 1: the mean of its neighbours is 1/2; 3 is alone
+    third = np.array([(0.5 + 0.25) / 2, (0.25 + 0.25) / 2, 0.125, 1])
+    np.testing.assert_allclose(sets[0], np.stack([first, second, third], 1))
+
+
+def test_attributes_are_standardised_on_training_graphs_and_labels_are_not():
+    random = np.random.default_rng(0)
+    graphs = [(np.stack([random.normal(5, 3, 4), [1.0, 0, 0, 0]], 1), PATH) for _ in range(5)]
+    found = Propagate(0).fit(graphs[:4])
+    stacked = np.concatenate(found.transform(graphs[:4]))
+    np.testing.assert_allclose([stacked[:, 0].mean(), stacked[:, 0].std()], [0, 1], atol=1e-12)
+    assert stacked[:, 1].tolist() == [1, 0, 0, 0] * 4
+    values = np.concatenate([graph[0][:, 0] for graph in graphs[:4]])
+    np.testing.assert_allclose(
+        found.transform(graphs[4:])[0][:, 0], (graphs[4][0][:, 0] - values.mean()) / values.std()
+    )
+
+
+def test_integers_are_labels_and_unknown_ones_are_nothing():
+    propagate = Propagate(0).fit([(np.array([3, 7, 3]), PATH)])
+    assert propagate.transform([(np.array([7, 5, 3]), PATH)])[0].tolist() == [[0, 1], [0, 0], [1, 0]]
+
+
+def test_degrees_stand_for_missing_features():
+    graphs = [SimpleNamespace(x=None, edge_index=torch.from_numpy(PATH), num_nodes=4)]
+    (found,) = Propagate(0).fit_transform(graphs)
+    degrees = np.array([1.0, 2, 1, 0])
+    for column, values in zip(found.T, (degrees, np.log1p(degrees)), strict=True):
+        np.testing.assert_allclose(column, (values - values.mean()) / values.std())
+
+
+def test_graphs_of_different_sizes_do_not_touch():
+    random = np.random.default_rng(0)
+    graphs = [(random.normal(size=(n, 2)), PATH) for n in (3, 5, 4)]
+    propagate = Propagate(3).fit(graphs)
+    together = propagate.transform(graphs)
+    for graph, expected in zip(graphs, together, strict=True):
+        np.testing.assert_allclose(propagate.transform([graph])[0], expected, atol=1e-12)
+    assert [len(found) for found in together] == [3, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "message"),
+    [
+        ([], "at least one graph"),
+        ([3], "Graph 0 is a int"),
+        ([(np.eye(2), PATH)], "Graph 0 has an edge to node 2; its nodes are 0 to 1"),
+        ([(np.eye(3), PATH - 1)], "an edge to node -1"),
+        ([(np.eye(3), PATH.T)], r"edge_index of graph 0 is int64 \(4, 2\)"),
+        ([(np.eye(3), PATH), (np.eye(3, dtype=int), PATH)], "all need the same kind"),
+        ([(None, ALONE)], "Graph 0 has no nodes"),
+    ],
+)
+def test_bad_graphs_are_named(graphs, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Propagate().fit(graphs)
+
+
+def test_a_pipeline_tells_stars_from_paths():
+    random = np.random.default_rng(0)
+    graphs, labels = [], []
+    for number in range(30):
+        size, star = int(random.integers(5, 12)), number % 2
+        here = np.zeros(size - 1, int) if star else np.arange(size - 1)
+        edges = np.stack([here, np.arange(1, size)])
+        graphs.append((None, np.concatenate([edges, edges[::-1]], 1)))
+        labels.append(star)
+    pipeline = make_pipeline(Propagate(2), FlowVectorizer(4, random_state=0), StandardScaler(), SVC())
+    assert cross_validate(pipeline, graphs, labels, cv=3)["test_score"].min() == 1.0
+
+
+# Distances and kernels
+
+
+def test_distances_agree_with_another_solver():
+    sets = draw(6)
+    weights = draw_weights(sets)
+    found = wasserstein_distances(sets[:3], sets[3:], masses_a=weights[:3], masses_b=weights[3:])
+    for row in range(3):
+        for column in range(3):
+            a, b = weights[row] / weights[row].sum(), weights[3 + column] / weights[3 + column].sum()
+            expected = math.sqrt(ot.emd2(a, b, ot.dist(sets[row], sets[3 + column])))
+            assert found[row, column] == pytest.approx(expected, rel=1e-9)
+
+
+def test_assignments_agree_with_transport():
+    clouds = np.stack([members[:7] for members in draw(5)])
+    found = wasserstein_distances(clouds + 1e6)  # far from the origin
+    assert (np.diag(found) == 0).all() and (found == found.T).all()
+    assert found[1, 4] == pytest.approx(math.sqrt(ot.emd2([], [], ot.dist(clouds[1], clouds[4]))), rel=1e-7)
+
+
+def test_one_point_is_at_its_root_mean_square_distance():
+    cloud = draw(1)[0]
+    found = wasserstein_distances([cloud], [np.zeros((1, 3))])
+    assert found[0, 0] == pytest.approx(math.sqrt((cloud**2).sum(1).mean()))
+
+
+def test_parts_of_distances_are_put_together(monkeypatch):
+    sets = draw(7)
+    whole = wasserstein_distances(sets)
+    monkeypatch.setattr("flowpool.sklearn.distances._ENTRIES_AT_ONCE", 1)
+    np.testing.assert_array_equal(wasserstein_distances(sets), whole)
+
+
+def test_progress_goes_to_stderr(capsys):
+    wasserstein_distances(draw(3), verbose=True)
+    printed = capsys.readouterr()
+    assert "Wasserstein distances" in printed.err and printed.out == ""
+
+
+def test_the_kernel_is_that_of_the_distances():
+    sets = draw(8)
+    distances = wasserstein_distances(sets)
+    kernel = WassersteinKernel(0.7)
+    np.testing.assert_allclose(kernel.fit_transform(sets), np.exp(-0.7 * distances))
+    np.testing.assert_allclose(kernel.fit(sets[:5]).transform(sets[5:]), np.exp(-0.7 * distances[5:, :5]))
+    median = np.median(distances[np.triu_indices(8, 1)])
+    assert WassersteinKernel().fit(sets).gamma_ == pytest.approx(1 / median)
+    weights = draw_weights(sets)
+    weighted = wasserstein_distances(sets, masses_a=weights)
+    found = WassersteinKernel(1.0).fit(sets, sample_weight=weights).transform(sets, sample_weight=weights)
+    np.testing.assert_allclose(found, np.exp(-weighted), atol=1e-6)
+
+
+def test_the_kernel_classifies():
+    sets, labels = draw(24), np.arange(24) % 2
+    sets = [members + 3 * label for members, label in zip(sets, labels, strict=True)]
+    pipeline = make_pipeline(WassersteinKernel(), SVC(kernel="precomputed"))
+    assert cross_validate(pipeline, sets, labels, cv=3)["test_score"].mean() > 0.9
+
+
+def test_bad_clouds_are_named():
+    with pytest.raises(ValueError, match="3 and 2 features"):
+        wasserstein_distances(draw(2), draw(2, dim=2))
+    with pytest.raises(ValueError, match="masses_b belong to clouds_b"):
+        wasserstein_distances(draw(2), masses_b=[np.ones(3)])

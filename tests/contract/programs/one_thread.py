@@ -1,10 +1,9 @@
-"""Processor time and wall time of a few calls, in seconds, and the number of threads the process then has."""
+"""A forward and backward pass of a batch; prints how many helper threads it made, how many worked, and torch's number."""
 
 from __future__ import annotations
 
-import os
 import sys
-import time
+import threading
 
 import torch
 
@@ -13,12 +12,25 @@ from flowpool import flow_pool, references
 
 def main() -> None:
     engine = sys.argv[1]
+    workers: set[int] = set()
+    if engine == "compiled":
+        from flowpool.kernels import batch as kernels
+
+        solve = kernels.solve_graphs
+
+        def watched(*arguments: object) -> None:
+            workers.add(threading.get_ident())
+            solve(*arguments)
+
+        kernels.solve_graphs = watched  # type: ignore[assignment]
+    else:
+        workers.add(threading.get_ident())
     x = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    batch = torch.arange(10).repeat_interleave(200)
-    begin = time.perf_counter(), time.process_time()
-    flow_pool(x, batch, reference=references.normal(8, 4), engine=engine, max_steps=1).points.sum().backward()
-    wall, processor = time.perf_counter() - begin[0], time.process_time() - begin[1]
-    print(processor, wall, len(os.listdir("/proc/self/task")))
+    batch = torch.arange(20).repeat_interleave(100)
+    reference = references.normal(4, 8)
+    flow_pool(x, batch, reference=reference, engine=engine, max_steps=3).points.sum().backward()
+    helpers = [thread for thread in threading.enumerate() if thread.name.startswith("flowpool")]
+    print(len(helpers), len(workers), torch.get_num_threads())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main() -> None:
         workers.add(threading.get_ident())
     x = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     batch = torch.arange(20).repeat_interleave(100)
-    reference = references.normal(4, 8)
+    reference = references.normal(8, 4)
     flow_pool(x, batch, reference=reference, engine=engine, max_steps=3).points.sum().backward()
     helpers = [thread for thread in threading.enumerate() if thread.name.startswith("flowpool")]
     print(len(helpers), len(workers), torch.get_num_threads())

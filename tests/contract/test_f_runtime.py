@@ -60,11 +60,12 @@ def test_row_43_nothing_global_is_changed(pool: Pool) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_row_43_the_number_of_threads_is_respected(engine: str, threads: int) -> None:
-    made, used, after = map(int, run("one_thread.py", engine, threads=threads).split())
+    made, used, after = map(int, run("threads.py", engine, str(threads)).split())
     assert after == threads
-    # The compiled engine has its own helpers, one fewer than there are threads; torch computes with one.
-    assert made == (threads - 1 if engine == "compiled" else 0)
-    assert used == (threads if engine == "compiled" else 1)
+    # The compiled engine has helpers of its own beside the calling thread; torch computes with one thread.
+    most = threads if engine == "compiled" else 1
+    assert (made > 0) == (most > 1)
+    assert made <= most - 1 and 1 <= used <= most
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -12,6 +12,7 @@ from flowpool import flow_pool, references
 
 def main() -> None:
     engine = sys.argv[1]
+    torch.set_num_threads(int(sys.argv[2]))
     workers: set[int] = set()
     if engine == "compiled":
         from flowpool.kernels import batch as kernels

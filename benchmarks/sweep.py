@@ -1,6 +1,6 @@
 """A random sweep over everything that has ever broken: crashes, statuses that promise too much, wrong gradients.
 
-    python benchmarks/sweep.py [--graphs 20000] [--seed 0] [--oracle 0.2] [--differences 0.02]
+    python benchmarks/sweep.py [--graphs 20000] [--seed 0] [--oracle 0.1] [--differences 0.02]
     FLOWPOOL_CHECKED=1 python benchmarks/sweep.py     every access of every kernel checked
     MALLOC_CHECK_=3 python benchmarks/sweep.py        the C library's own checks of the heap
 
@@ -118,9 +118,9 @@ def _plan(one: Array, other: Array, rows: Array, columns: Array, epsilon: float)
         return result
 
     level = max(epsilon, float(cost.max()) / 4)
-    for stage in range(4000):
+    for _ in range(150):
         last = level <= epsilon
-        for _ in range(10):
+        for _ in range(20):
             second = level * (np.log(columns) - soft((first[:, None] - cost) / level, 0))
             step = level * (np.log(rows) - soft((first[:, None] + second - cost) / level, 1)) - 0.0
             change, first = np.abs(step - first).max(), step
@@ -129,8 +129,6 @@ def _plan(one: Array, other: Array, rows: Array, columns: Array, epsilon: float)
         if last and np.abs(plan.sum(1) - rows).sum() < 1e-11:
             return plan
         if last and change == 0:
-            return None
-        if stage > 400:
             return None
         level = max(epsilon, 0.6 * level)
     return None
@@ -191,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--oracle", type=float, default=0.2, help="share of OK graphs judged by plain Sinkhorn")
+    parser.add_argument("--oracle", type=float, default=0.1, help="share of OK graphs judged by plain Sinkhorn")
     parser.add_argument(
         "--differences", type=float, default=0.02, help="share of OK graphs differentiated by differences"
     )
@@ -224,7 +222,8 @@ def main() -> None:
             if status is not Status.OK:
                 continue
             nodes, masses, mean, radius = framed(case, graph)
-            if radius > 0 and len(nodes) > 1 and rng.random() < options.oracle:
+            several = radius > 1e-10 * np.abs(mean).max()  # otherwise the graph is one point up to rounding
+            if several and rng.random() < options.oracle:
                 inside = (points.double().numpy() - mean) / radius
                 level = case.epsilon if case.relative else case.epsilon / radius**2
                 slope = plain_gradient(inside, nodes, masses, level)
@@ -234,7 +233,7 @@ def main() -> None:
                     noise = 4e-7 * (1 + np.abs(mean).max() / radius) if case.nodes.dtype == torch.float32 else 1e-9
                     if np.linalg.norm(slope) * len(inside) / 2 > 3e-5 + noise * len(inside) ** 0.5 * max(1, 4 / level):
                         wrong.append(f"OK, but gradient {np.linalg.norm(slope):.1e}: graph {graph} of {case.label}")
-            small = radius > 0 and len(nodes) * len(points) < 4000 and points.shape[1] <= 64
+            small = several and len(nodes) * len(points) < 4000 and points.shape[1] <= 64
             if small and case.nodes.dtype == torch.float64 and rng.random() < 5 * options.differences:
                 error = difference_error(case, graph, points, gradient[own], weights[graph])
                 if error is not None:

@@ -5,7 +5,7 @@ from torch.autograd import gradcheck
 
 from flowpool import Status, costs, flow_pool
 from flowpool.core.divergence import sinkhorn_divergence
-from flowpool.core.hessian import hessian
+from flowpool.core.hessian import dense_hessian
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = torch.randn(11, 2, generator=GENERATOR, dtype=torch.float64)
@@ -209,7 +209,7 @@ def test_hessian_at_the_result_is_positive():
         nodes = NODES[graph == BATCH].unsqueeze(0)
         variance = (nodes - nodes.mean(1)).square().sum(-1).mean()
         energy = make_energy(pooled.points[graph : graph + 1], nodes, 0.1 * variance)
-        matrix = hessian(energy, energy.evaluate(pooled.points[graph : graph + 1])).matrix[0]
+        matrix = dense_hessian(energy, energy.evaluate(pooled.points[graph : graph + 1]))[0]
         assert torch.linalg.eigvalsh(matrix).min() > 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
+from textwrap import indent
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from flowpool.core.constants import RIDGE
@@ -25,6 +26,7 @@ OnFailure = Literal["ignore", "warn", "raise"]
 Size = Literal["append", "scale"]
 GRADIENTS, ENGINES, ON_FAILURE, SIZES = map(get_args, (Gradient, Engine, OnFailure, Size))
 
+_LINE = "    **options: those of :class:`flowpool.options.FlowOptions`."
 _Layer = TypeVar("_Layer")
 
 
@@ -130,11 +132,12 @@ def takes_options(layer: type[_Layer]) -> type[_Layer]:
     make: Callable[..., None] = layer.__init__
     signature = inspect.signature(make)
     named = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    types = FlowOptions.__annotations__
-    defaults = {field.name: field.default for field in fields(LayerOptions)}
+    options = {field.name: field for field in fields(LayerOptions)}
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=types[name])
-        for name in types
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=options[name].default, annotation=options[name].type
+        )
+        for name in FlowOptions.__annotations__
     ]
     known = [p.name for p in [*named[1:], *shared]]
 
@@ -150,11 +153,6 @@ def takes_options(layer: type[_Layer]) -> type[_Layer]:
     checked.__signature__ = signature.replace(parameters=[*named, *shared])  # type: ignore[attr-defined]
     layer.__init__ = checked  # type: ignore[method-assign]
     if layer.__doc__ and FlowOptions.__doc__:  # python -OO leaves neither
-        head, line, tail = layer.__doc__.partition(
-            "        **options: those of :class:`flowpool.options.FlowOptions`.\n"
-        )
-        lines = FlowOptions.__doc__.rstrip().splitlines()
-        layer.__doc__ = (
-            head + (f"        {lines[0]}\n" + "".join(f"    {row}\n" for row in lines[1:]) if line else "") + tail
-        )
+        meaning = indent(inspect.cleandoc(FlowOptions.__doc__), "    ")
+        layer.__doc__ = inspect.cleandoc(layer.__doc__).replace(_LINE, meaning)
     return layer

@@ -174,9 +174,7 @@ def _solve(problem: Problem, report: BackwardReport) -> Solution:
         try:
             return pooled_by(compiled, problem, report)
         except KernelError as error:
-            if problem.options.engine == "compiled":
-                raise
-            choice.give_up_kernels(str(error))
+            choice.give_up_kernels(str(error), problem)
     if problem.options.gradient == "unrolled":
         return torch_engine.solve(problem)
     return pooled_by(torch_engine, problem, report)

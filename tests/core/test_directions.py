@@ -1,8 +1,6 @@
 import torch
 
-from flowpool.core import constants as schedule
 from flowpool.core.directions import leading_directions
-from flowpool.kernels import cloud
 
 MASSES = torch.full((2, 9), 1 / 9, dtype=torch.float64)
 LEVELS = torch.full((2,), 0.3, dtype=torch.float64)
@@ -46,7 +44,3 @@ def test_nodes_without_mass_have_no_say():
     expected = leading_directions(nodes, MASSES, LEVELS, 4)
     found = leading_directions(padded, masses, LEVELS, 4)
     assert torch.allclose(found.basis[:, :9], expected.basis) and torch.equal(found.spanned, expected.spanned)
-
-
-def test_both_engines_take_the_same_directions():
-    assert (cloud.LEADING, cloud.MOST_LEADING) == (schedule.LEADING, schedule.MOST_LEADING)

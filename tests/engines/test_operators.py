@@ -57,17 +57,17 @@ def test_operators_pass_opcheck(layout, weighted):
         nodes = nodes.T.contiguous().T
         masses = torch.stack([masses, masses], -1)[:, 0]
     ptr = torch.tensor([0, 6, 6, 14, 14])
-    opcheck(ops.arrange, (nodes, BATCH, None, masses, 4, True))
-    opcheck(ops.arrange, (nodes, None, ptr, None, 4, False))
-    ptr, order = ops.arrange(nodes, BATCH, None, None, 4, True)
-    features = torch.tensor([0.5, 2.0]).double().requires_grad_() if weighted else None
-    epsilon = torch.full((4,), 0.3).double().requires_grad_()
-    leaves = [x.detach().requires_grad_() for x in (nodes, masses)]
-    given = (leaves[1] if weighted else None, order, ptr, epsilon, features, torch.full((3,), 1 / 3).double())
-    opcheck(ops.solve, (leaves[0], *given, True, 1e-16, REFERENCE, 1e-9, 1000, 1e-18))
-    fixed = [x if x is None else x.detach() for x in given]
-    ended = ops.solve(nodes, *fixed, True, 1e-16, REFERENCE, 1e-9, 1000, 1e-18)
-    opcheck(ops.adjoint, (ended[5:], *fixed, True, 1e-16, torch.ones(4, 3, 2).double(), 1e-18))
+    opcheck(ops.graphs, (nodes, BATCH, None, masses, 4))
+    opcheck(ops.graphs, (nodes[BATCH.argsort(stable=True)], None, ptr, None, 4))
+    ptr, graph = ops.graphs(nodes, BATCH, None, None, 4)
+    weight = torch.tensor([0.5, 2.0], dtype=torch.float64) if weighted else None
+    epsilon = torch.full((4,), 0.3, dtype=torch.float64)
+    shares = torch.full((3,), 1 / 3, dtype=torch.float64)
+    given = (nodes, masses if weighted else None, graph, ptr, REFERENCE, shares, epsilon, weight, True, 1e-16)
+    leaves = [x.clone().requires_grad_() if k in (0, 1, 6, 7) and x is not None else x for k, x in enumerate(given)]
+    opcheck(ops.solve, (*leaves, 1e-9, 1000, 1e-12))
+    ended = ops.solve(*given, 1e-9, 1000, 1e-12)
+    opcheck(ops.adjoint, (*given, 1e-12, ended[5:], torch.ones(4, 3, 2, dtype=torch.float64)))
 
 
 def test_the_layer_compiles_as_a_whole_and_takes_other_sizes():

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from flowpool.core.frame import make_frame
-from flowpool.core.measures import arrange_nodes, make_clouds
+from flowpool.core.measures import make_clouds
 from flowpool.costs import Mahalanobis, SquaredEuclidean, bind
-from flowpool.kernels import engine
-from flowpool.kernels.frame import leave_frames
+from flowpool.kernels import batch as engine
+from flowpool.kernels.frame import enter_frames, leave_frames
 
 SIZES = [7, 0, 1, 30, 4, 5, 12]  # the fifth is one point, the sixth is broken
 GRAPHS, FEATURES, COUNT = len(SIZES), 5, 3
@@ -38,18 +38,20 @@ def geometry(weighted):
 def test_the_order_is_that_of_the_specification(dtype):
     nodes, batch, masses = problem(dtype)
     nodes[batch == 5] = 0  # infinite features have no order
-    for one, other in zip(
-        arrange_nodes(nodes, batch, None, masses, None, compiled=True),
-        arrange_nodes(nodes, batch, None, masses, None, compiled=False),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
+    clouds, order = make_clouds(nodes.double(), batch, None, masses.double())
+    found = engine.arrange(nodes.numpy(), batch.numpy(), clouds.ptr.numpy())
+    assert np.array_equal(found, order.numpy())
 
 
 def test_equal_keys_keep_their_order_and_long_graphs_are_sorted():
     nodes = torch.randint(40, (3000, 1), generator=torch.Generator().manual_seed(0)).double()
-    _, order = arrange_nodes(nodes, None, None, None, None, compiled=True)
-    assert torch.equal(order, (nodes[:, 0] * np.cos(1.0)).argsort(stable=True))
+    order = engine.arrange(nodes.numpy(), np.zeros(3000, np.int64), np.array([0, 3000]))
+    assert np.array_equal(order, (nodes[:, 0] * np.cos(1.0)).argsort(stable=True).numpy())
+
+
+def test_offsets_that_do_not_count_the_nodes_are_refused():
+    with pytest.raises(ValueError, match="does not count the graphs of 3 nodes"):
+        engine.arrange(np.zeros((3, 1)), np.array([0, 0, 1]), np.array([0, 1, 3]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -93,17 +95,23 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     to_masses, to_epsilon = torch.where(own, random(len(batch)), 0.0), torch.where(frame.solvable, random(GRAPHS), 0.0)
     loss = (frame.outside(points) * cotangent).nan_to_num(0.0).sum() + (frame.clouds.nodes * to_nodes).sum()
     loss = loss + (frame.clouds.masses * to_masses).sum() + (frame.epsilon * to_epsilon).sum()
+    # An absolute start depends on the frame, too; a relative one is where the flow forgets it was.
+    to_start = torch.zeros(GRAPHS, COUNT, FEATURES, dtype=torch.float64)
+    if not relative:
+        to_start = torch.where(frame.solvable[:, None, None], random(GRAPHS, COUNT, FEATURES), 0.0)
+    loss = loss + (frame.start * to_start).sum()
+    begun = np.stack([to_start.numpy().sum(1), (to_start.numpy() * start).sum(1)])
     inputs = (rows, b, level, *space.tensors.values())
     expected = torch.autograd.grad(loss, inputs)
 
     chosen = np.flatnonzero(frames.kind < 2)
     framed = np.zeros((len(batch), FEATURES))
-    engine.enter_frames(given, ptr, chosen, frames.mean, frames.scale, framed)
+    enter_frames(given, ptr, chosen, frames.mean, frames.scale, framed)
     found, shares, by_graph = np.zeros_like(given), np.zeros(len(batch)), np.zeros((GRAPHS, FEATURES))
     leave_frames(
         framed, made.masses, ptr, places, chosen, frames.kind, frames.scale, frames.unit, frames.share, features,
         points.numpy(), cotangent.numpy(), inside, relative, to_nodes.numpy(), to_masses.numpy(), to_epsilon.numpy(),
-        np.empty((5, FEATURES)), found, shares, by_graph,
+        *begun, np.empty((5, FEATURES)), found, shares, by_graph,
     )  # fmt: skip
     precision = {torch.float32: 2e-7, torch.float64: 1e-13}[dtype]
     np.testing.assert_allclose(found, expected[0], rtol=precision, atol=1e-13 * float(expected[0].abs().max()))

@@ -1,21 +1,26 @@
-"""Gradient, Hessian and its products inside the kernels, against plain NumPy and finite differences."""
+"""Gradient, Hessian, its products and its systems inside the kernels, against plain NumPy and finite differences."""
 
 import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from flowpool.kernels.cloud import make_cloud, merge_nodes, rotate_points, scratch_size
+from flowpool.core.constants import FLAT, MOST_LEADING
+from flowpool.core.directions import leading_directions
+from flowpool.kernels.cloud import merge_nodes, slots, unfold
 from flowpool.kernels.divergence import evaluate
-from flowpool.kernels.hessian import leading_hessian, shifted_factor, solve_factored
+from flowpool.kernels.flow import move_to, start_cold
+from flowpool.kernels.hessian import form_hessian, shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import entry
 from flowpool.kernels.machine.lanes import exponential, load, store
+from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.rows import rows_of
+from flowpool.kernels.memory import GRAPH_PLACES, SIZES, SPAN_PLACES, open_graph, open_span
 from flowpool.kernels.response import hessian_product, keep_plans
-from flowpool.kernels.scratch import PLACES, open_track, open_work, place_track, place_work
-from flowpool.kernels.systems import conjugate_gradients, precondition
+from flowpool.kernels.systems import conjugate_gradients, factorise_others, is_exact, solve_adjoint, solve_newton
 
 Array = NDArray[np.float64]
 
@@ -45,84 +50,86 @@ def test_exponential_keeps_nan_and_survives_minus_infinity() -> None:
 
 @entry
 def one_graph(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, start, given_masses, epsilon, direction, fine, memory, table, members, merged, atom_of, places,
-    gradient, product, matrix, lead_product, solved, images, basis,
+    nodes, bits, masses, start, given_masses, epsilon, direction, fine, shift, ridge,
+    gradient, product, matrix, block_product, solved, image, newton, way, basis,
 ):  # fmt: skip
-    """Gradient, Hessian and H W of one graph, and solutions of ``(H + 50 diag(2 a)) w = W``.
+    """Everything that the kernels know about the points ``start`` of one graph, along the direction W.
 
-    The matrix is that of the coordinates in the hull, ``lead_product`` the image of W without its other coordinates and
-    ``solved`` the solution by the factor. ``images`` are ``H w`` for two solutions w by conjugate gradients, with all
-    coordinates of the hull in their model and with only one.
+    Gradient and ``H W``; the Hessian in the leading coordinates, its product with W there and the solution of
+    ``(H + shift diag(2 a)) w = W`` there; the image of the same solution in all coordinates by conjugate gradients; the
+    Newton step for W, and the solution of the adjoint.
     """
-    count, features = start.shape[1], start.shape[2]
-    buffer = rows_of(memory)
-    atoms = merge_nodes(bits, masses, 0, nodes.shape[0], False, table, members, merged, atom_of)
-    cloud, used = make_cloud(nodes, features, members, merged, atoms, given_masses, epsilon, 1e-10, buffer, places)
-    dimension = rotate_points(start, 0, count, features, cloud.hull, 1e-13, cloud.basis, cloud.parked, cloud.outside)
-    used = place_track(places, used, count, dimension)
-    track = open_track(buffer, places)
-    place_work(places, used, count, cloud.length, dimension, cloud.widest)
-    work = open_work(buffer, places)
-    here = track.here
-    for i in range(count):
-        here.potential[0, i] = 0.0
-        here.self_potential[0, i] = 0.5 * epsilon * math.log(given_masses[i])
-        for e in range(dimension):
-            here.points[i, e] = cloud.parked[i, e]
-            here.potential[0, i] += here.points[i, e] ** 2
-            for d in range(features):
-                track.first[i, e] += direction[i, d] * cloud.basis[e, d]
-    evaluate(
-        cloud.coordinates, cloud.masses, cloud.length, cloud.hull, dimension, here.points, count, cloud.point_masses,
-        epsilon, max(epsilon, 4.0), 1e-14, here, work,
-    )  # fmt: skip
-    keep_plans(cloud, count, work)
-    hull = cloud.hull
-    leading_hessian(
-        cloud.coordinates, cloud.length, hull, hull, here.points, count, here.pulled, cloud.point_masses, epsilon, work
+    count, features, most = start.shape[1], start.shape[2], nodes.shape[0]
+    members, merged, atom_of = np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64)
+    sizes, span_places, places = (
+        np.empty(SIZES, np.int64),
+        np.empty(SPAN_PLACES, np.int64),
+        np.empty(GRAPH_PLACES, np.int64),
     )
-    hessian_product(cloud, dimension, here.points, count, track.first, epsilon, 0.0, fine, work, track.solution)
-    for i in range(count):
-        for e in range(dimension):
-            for d in range(features):
-                gradient[i, d] += here.gradient[i, e] * cloud.basis[e, d]
-                product[i, d] += track.solution[i, e] * cloud.basis[e, d]
-        for e in range(hull):
-            track.right[i, e] = track.first[i, e]
-            for k in range(i, count):
-                for c in range(hull):
-                    if k > i or c >= e:
-                        value = work.hessian[i * hull + e, k * hull + c]
-                        matrix[i, e, k, c] = value
-                        matrix[k, c, i, e] = value
-    hessian_product(cloud, dimension, here.points, count, track.right, epsilon, 0.0, True, work, track.solution)
-    shifted_factor(count, hull, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
-    solve_factored(count, hull, work.factor, work.pivots, track.first, track.newton, work)
-    for i in range(count):
-        for e in range(hull):
-            lead_product[i, e] = track.solution[i, e]
-            solved[i, e] = track.newton[i, e]
+    atoms = merge_nodes(bits, masses, 0, most, False, slots(most), members, merged, atom_of)
+    first, second = unfold(
+        nodes, members, merged, atoms, start, 0, given_masses, epsilon, 1e-10, 1e-13, sizes, span_places, places,
+        np.empty(0), np.empty(0),
+    )  # fmt: skip
+    span, graph = open_span(first, span_places), open_graph(second, places)
+    evaluate(graph, graph.there, epsilon, start_cold(graph, epsilon), 1e-14)
+    move_to(graph.there, graph.here, graph)
+    keep_plans(graph)
+    form_hessian(graph, epsilon)
+    dimension, lead = graph.dimension, graph.lead
     for e in range(dimension):
         for d in range(features):
-            basis[e, d] = cloud.basis[e, d]
-    for attempt in range(2):
-        lead = hull if attempt == 0 else 1
-        if lead < hull:
-            leading_hessian(
-                cloud.coordinates, cloud.length, hull, lead, here.points, count, here.pulled, cloud.point_masses,
-                epsilon, work,
-            )  # fmt: skip
-        precondition(count, cloud.point_masses, 50.0, work)
-        shifted_factor(count, lead, cloud.point_masses, 50.0, work.hessian, work.factor, work.pivots)
-        conjugate_gradients(
-            cloud, dimension, lead, here.points, count, epsilon, 50.0, 1e-13, math.inf, False, True, work.factor,
-            work.pivots, track.first, track.newton, track, work,
-        )  # fmt: skip
-        hessian_product(cloud, dimension, here.points, count, track.newton, epsilon, 0.0, True, work, track.solution)
-        for i in range(count):
-            for e in range(dimension):
-                images[attempt, i, e] = track.solution[i, e] + 100.0 * given_masses[i] * track.newton[i, e]
-    return dimension, cloud.hull, atoms
+            basis[e, d] = span.basis[e, d]
+    for i in range(count):
+        for e in range(padded(dimension)):
+            graph.first[i, e] = 0.0
+            graph.velocity[i, e] = 0.0
+        for e in range(dimension):
+            for d in range(features):
+                graph.first[i, e] += direction[i, d] * span.basis[e, d]
+            if e < lead:
+                graph.velocity[i, e] = graph.first[i, e]
+    hessian_product(graph, graph.first, epsilon, 0.0, fine, graph.solution)
+    for i in range(count):
+        for e in range(dimension):
+            gradient[i, e] = graph.here.gradient[i, e]
+            product[i, e] = graph.solution[i, e]
+        for e in range(lead):
+            for k in range(i, count):
+                for c in range(lead):
+                    if k > i or c >= e:
+                        matrix[i, e, k, c] = matrix[k, c, i, e] = graph.hessian[i * lead + e, k * lead + c]
+    hessian_product(graph, graph.velocity, epsilon, 0.0, True, graph.solution)
+    for i in range(count):
+        for e in range(lead):
+            block_product[i, e] = graph.solution[i, e]
+    definite = shifted_factor(graph, shift, graph.slide_factor, graph.slide_pivots) and factorise_others(graph, shift)
+    solve_factored(graph, graph.slide_factor, graph.slide_pivots, graph.first, graph.newton)
+    for i in range(count):
+        for e in range(padded(dimension)):
+            graph.right[i, e] = graph.first[i, e]
+        for e in range(lead):
+            solved[i, e] = graph.newton[i, e]
+    conjugate_gradients(
+        graph, epsilon, shift, 1e-13, math.inf, False, True, 0.0, graph.slide_factor, graph.slide_pivots
+    )
+    hessian_product(graph, graph.solution, epsilon, shift, True, graph.velocity)
+    for i in range(count):
+        for e in range(padded(dimension)):
+            if e < dimension:
+                image[i, e] = graph.velocity[i, e]
+            graph.right[i, e] = graph.first[i, e]
+    flattest = solve_newton(graph, epsilon, 1e-12, math.inf, False, False)
+    for i in range(count):
+        for e in range(padded(dimension)):
+            if e < dimension:
+                newton[i, e] = graph.solution[i, e]
+            graph.right[i, e] = graph.first[i, e]
+    residual, _ = solve_adjoint(graph, epsilon, ridge, lead < features)
+    for i in range(count):
+        for e in range(dimension):
+            way[i, e] = graph.solution[i, e]
+    return dimension, graph.hull, lead, atoms, definite, is_exact(graph, epsilon), flattest, residual
 
 
 class Graph:
@@ -130,26 +137,31 @@ class Graph:
 
     def __init__(
         self, nodes: Array, masses: Array, points: Array, point_masses: Array, epsilon: float, way: Array,
-        fine: bool = True,
+        fine: bool = True, shift: float = 50.0, ridge: float = 1e-12,
     ) -> None:  # fmt: skip
         count, features = points.shape
-        most = len(nodes)
-        self.gradient, self.product = np.zeros_like(points), np.zeros_like(points)
-        matrix = np.zeros((count, features, count, features))
-        lead_product, solved = np.zeros((count, features)), np.zeros((count, features))
-        images = np.zeros((2, count, features))
-        basis = np.zeros((features, features))
-        self.dimension, self.hull, self.atoms = one_graph(
-            nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way, fine,
-            np.zeros((1, 2 * scratch_size(count, features, most))), np.full(4 * most, -1), np.empty(most, np.int64),
-            np.empty(most), np.empty(most, np.int64), np.empty((PLACES, 2), np.int64),
-            self.gradient, self.product, matrix, lead_product, solved, images, basis,
+        gradient, product, block_product, solved, image, newton, answer = np.zeros((7, count, features))
+        matrix, basis = np.zeros((count, features, count, features)), np.zeros((features, features))
+        found = one_graph(
+            nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way, fine, shift, ridge,
+            gradient, product, matrix, block_product, solved, image, newton, answer, basis,
         )  # fmt: skip
-        hull = self.hull
-        self.matrix = matrix[:, :hull, :, :hull].reshape(count * hull, count * hull)
-        self.lead_product, self.solved = lead_product[:, :hull], solved[:, :hull]
-        self.images = images[:, :, : self.dimension]
+        self.dimension, self.hull, self.lead, self.atoms, self.definite, self.exact, self.flattest, self.residual = (
+            found
+        )
+        lead = self.lead
         self.basis = basis[: self.dimension]
+        self.gradient, self.product = (
+            gradient[:, : self.dimension] @ self.basis,
+            product[:, : self.dimension] @ self.basis,
+        )
+        self.matrix = matrix[:, :lead, :, :lead].reshape(count * lead, count * lead)
+        self.block_product, self.solved = block_product[:, :lead], solved[:, :lead]
+        self.image, self.newton, self.way = (
+            image[:, : self.dimension],
+            newton[:, : self.dimension],
+            answer[:, : self.dimension],
+        )
 
 
 def plan(cost: Array, rows: Array, columns: Array, epsilon: float) -> Array:
@@ -174,8 +186,11 @@ def plain_gradient(nodes: Array, masses: Array, points: Array, point_masses: Arr
     return 2 * (to_points @ points - to_nodes @ nodes[kept])
 
 
-@pytest.fixture(params=[(5, 3, 7, 0.5), (4, 6, 5, 1.0), (3, 2, 20, 0.3), (1, 4, 9, 0.4)], ids=str)
-def case(request: pytest.FixtureRequest) -> tuple[Array, Array, Array, Array, float, Array]:
+Case = tuple[Array, Array, Array, Array, float, Array]
+
+
+@pytest.fixture(params=[(5, 3, 7, 0.5), (4, 6, 5, 1.0), (3, 2, 20, 0.3), (1, 4, 9, 0.4), (12, 8, 20, 0.5)], ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
     count, features, number, epsilon = request.param
     rng = np.random.default_rng(number)
     nodes = rng.standard_normal((number, features))
@@ -190,14 +205,29 @@ def case(request: pytest.FixtureRequest) -> tuple[Array, Array, Array, Array, fl
     return nodes, masses, points, point_masses / point_masses.sum(), epsilon, rng.standard_normal((count, features))
 
 
-def test_gradient_is_that_of_plain_sinkhorn(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
+def test_gradient_is_that_of_plain_sinkhorn(case: Case) -> None:
     graph = Graph(*case)
     nodes, masses, points, point_masses, epsilon, _ = case
     assert graph.atoms == len(nodes) - 2  # one twin, one node without mass
     np.testing.assert_allclose(graph.gradient, plain_gradient(nodes, masses, points, point_masses, epsilon), atol=1e-11)
 
 
-def test_product_is_the_derivative_of_the_gradient(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
+def test_hull_and_leading_coordinates_are_those_of_the_specification(case: Case) -> None:
+    nodes, masses, points, _, epsilon, _ = case
+    graph = Graph(*case)
+    kept = nodes[masses > 0]
+    assert graph.hull == np.linalg.matrix_rank(kept)
+    np.testing.assert_allclose(graph.basis @ graph.basis.T, np.eye(graph.dimension), atol=1e-14)
+    np.testing.assert_allclose(points @ graph.basis.T @ graph.basis, points, atol=1e-14)
+    cloud = torch.from_numpy(nodes)[None], torch.from_numpy(masses)[None]
+    found = leading_directions(*cloud, torch.tensor([epsilon], dtype=torch.float64), len(points))
+    taken = int((found.basis[0].norm(dim=-1) > 0).sum())
+    assert graph.lead == taken <= max(1, MOST_LEADING // len(points))
+    basis = graph.basis[:taken]
+    np.testing.assert_allclose(basis.T @ basis, (found.basis[0].T @ found.basis[0]).numpy(), atol=1e-12)
+
+
+def test_product_is_the_derivative_of_the_gradient(case: Case) -> None:
     nodes, masses, points, point_masses, epsilon, way = case
     graph, step = Graph(*case), 1e-5
     ahead = Graph(nodes, masses, points + step * way, point_masses, epsilon, way).gradient
@@ -205,26 +235,61 @@ def test_product_is_the_derivative_of_the_gradient(case: tuple[Array, Array, Arr
     np.testing.assert_allclose(graph.product, (ahead - behind) / (2 * step), atol=1e-7)
 
 
-def test_product_in_float32_is_that_in_float64_to_its_precision(
-    case: tuple[Array, Array, Array, Array, float, Array],
-) -> None:
+def test_product_in_float32_is_that_in_float64_to_its_precision(case: Case) -> None:
     double, single = Graph(*case), Graph(*case, fine=False)
     assert len(case[2]) == 1 or not np.array_equal(single.product, double.product)  # of one point no plan changes
     np.testing.assert_allclose(single.product, double.product, atol=1e-5 * np.abs(double.product).max())
 
 
-def test_matrix_and_product_agree(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
+def test_matrix_and_product_agree(case: Case) -> None:
     graph, way = Graph(*case), case[5]
-    np.testing.assert_allclose(graph.basis @ graph.basis.T, np.eye(graph.dimension), atol=1e-14)
-    inside = (way @ graph.basis[: graph.hull].T).reshape(-1)
-    np.testing.assert_allclose((graph.matrix @ inside).reshape(len(way), -1), graph.lead_product, atol=1e-12)
+    inside = (way @ graph.basis[: graph.lead].T).reshape(-1)
+    np.testing.assert_allclose((graph.matrix @ inside).reshape(len(way), -1), graph.block_product, atol=1e-12)
 
 
-def test_factor_and_conjugate_gradients_solve_the_system(case: tuple[Array, Array, Array, Array, float, Array]) -> None:
+def test_factor_and_conjugate_gradients_solve_the_system(case: Case) -> None:
     graph = Graph(*case)
     right = case[5] @ graph.basis.T
-    matrix = graph.matrix + np.diag(np.repeat(100 * case[3], graph.hull))
-    expected = np.linalg.solve(matrix, right[:, : graph.hull].reshape(-1)).reshape(graph.solved.shape)
+    assert graph.definite
+    matrix = graph.matrix + np.diag(np.repeat(100 * case[3], graph.lead))
+    expected = np.linalg.solve(matrix, right[:, : graph.lead].reshape(-1)).reshape(graph.solved.shape)
     np.testing.assert_allclose(graph.solved, expected, atol=1e-11 * np.abs(expected).max())
-    for image in graph.images:
-        np.testing.assert_allclose(image, right, atol=1e-11 * np.abs(right).max())
+    np.testing.assert_allclose(graph.image, right, atol=1e-11 * np.abs(right).max())
+
+
+def whole_hessian(case: Case, dimension: int) -> Array:
+    """H in the coordinates of the graph, column by column."""
+    nodes, masses, points, point_masses, epsilon, _ = case
+    basis = Graph(*case).basis
+    columns = []
+    for i in range(len(points)):
+        for e in range(dimension):
+            way = np.zeros_like(points)
+            way[i] = basis[e]
+            columns.append((Graph(nodes, masses, points, point_masses, epsilon, way).product @ basis.T).reshape(-1))
+    matrix = np.array(columns)
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-11)
+    return matrix
+
+
+def test_adjoint_solves_the_normal_equations(case: Case) -> None:
+    ridge = 1e-4
+    graph = Graph(*case, ridge=ridge)
+    matrix, right = whole_hessian(case, graph.dimension), (case[5] @ graph.basis.T).reshape(-1)
+    penalty = ridge * (2 / len(case[2])) ** 2
+    expected = np.linalg.solve(matrix @ matrix + penalty * np.eye(len(matrix)), matrix @ right)
+    np.testing.assert_allclose(graph.way.reshape(-1), expected, atol=1e-6 * np.abs(expected).max())
+    assert graph.residual < 1e-6
+
+
+def test_newton_step_is_the_filtered_inverse_or_refused(case: Case) -> None:
+    graph = Graph(*case)
+    matrix, right = whole_hessian(case, graph.dimension), (case[5] @ graph.basis.T).reshape(-1)
+    unit = np.repeat(2 * case[3], graph.dimension)
+    values, vectors = np.linalg.eigh(matrix / np.sqrt(unit[:, None] * unit[None]))
+    if values[0] < -FLAT:  # these points are far from a minimum
+        assert graph.flattest < -FLAT
+        return
+    turned = vectors.T @ (right / np.sqrt(unit))
+    expected = vectors @ (values / (values**2 + FLAT**2) * turned) / np.sqrt(unit)
+    np.testing.assert_allclose(graph.newton.reshape(-1), expected, atol=1e-2 * np.abs(expected).max())

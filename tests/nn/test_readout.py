@@ -180,7 +180,12 @@ def test_single_precision_is_close_to_double(by):
 @pytest.mark.parametrize("by", EVERY_WAY)
 def test_the_whole_readout_is_one_graph_for_torch_compile(by):
     readout = make("displacement", by=by)
+    other = copy.deepcopy(readout)
     traced = torch.compile(lambda x, index: readout(x, index, dim_size=3), fullgraph=True, backend="eager")
+    assert torch.allclose(traced(NODES, BATCH), other(NODES, BATCH, dim_size=3), atol=1e-10)
+    for name, value in other.state_dict().items():
+        assert torch.allclose(readout.state_dict()[name], value, rtol=1e-10), name
+    readout.eval()
     assert torch.equal(traced(NODES, BATCH), readout(NODES, BATCH, dim_size=3))
 
 

@@ -22,6 +22,11 @@ UPHILL = 0.2  # slope at the end of a long step, relative to that at its start, 
 CRAWLING = 1e-3  # speed below which a flow with steps of fixed length is taken to its limit by other steps
 NOISE = 1e-15  # gradient that is rounding error; no step can be judged by it any more
 
+# The divergence for the squared Euclidean cost feels no common move of the points but in their mean, which goes straight to
+# that of the nodes. A start whose mean is farther away than this is moved there at once: squares of a large offset would
+# drown everything else in rounding.
+FARAWAY = 10.0
+
 # What is flat: the one d of the Tikhonov filter h / (h^2 + d^2) of Newton steps, residuals and gradients. Directions
 # in which the divergence curves less are left where the flow left them.
 FLAT = 1e-4

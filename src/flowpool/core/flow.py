@@ -241,9 +241,9 @@ class _Way:
             found = system.newton(here.gradient, precision, longest, guess)
         else:
             found = system.newton(self.there.gradient[index], ROUGH, None, None)
-            # The factor with hardly a shift shows flat directions best.
+            # Factors with hardly a shift show flat directions best.
             model = shifted_model(system.curvature, torch.full_like(radius, LEAST_SHIFT))
-            pivots = torch.where(model.exists, model.flattest, 0.0)
+            pivots = torch.where(model.exists, torch.minimum(model.flattest, model.outside), 0.0)
             found = found._replace(flattest=torch.minimum(found.flattest, pivots))
         self._set("newton", index, found.solution)
         self._write(clouds, clocks, length=_norm(found.solution) / radius, flattest=found.flattest)

@@ -41,6 +41,7 @@ class Model(NamedTuple):
     basis: Tensor | None  # (B, K, D)
     exists: Tensor  # (B,) bool, it is positive definite
     flattest: Tensor  # (B,), smallest pivot of the block without the shift, in units of the Hessian's scale
+    outside: Tensor  # (B,), the same of what acts on the other directions; infinite if there are none
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution for the right-hand side ``(B, M, D)``."""
@@ -60,10 +61,13 @@ def shifted_model(curvature: Curvature, shift: Tensor) -> Model:
     unit = curvature.unit
     others, exists, flattest = _factorised(curvature.likeness, (shift + _RIDGE).unsqueeze(-1) * unit)
     if curvature.block is None:
-        return Model(others, None, None, exists, flattest / unit.mean(-1) - shift)
+        return Model(others, None, None, exists, flattest / unit.mean(-1) - shift, torch.full_like(shift, torch.inf))
     block, block_exists, block_flattest = _factorised(curvature.block, shift.unsqueeze(-1) * unit)
     exists = block_exists if curvature.basis is None else exists & block_exists
-    return Model(others, block, curvature.basis, exists, block_flattest / unit.mean(-1) - shift)
+    outside = torch.full_like(shift, torch.inf)
+    if curvature.basis is not None and curvature.basis.shape[1] < curvature.basis.shape[2]:
+        outside = flattest / unit.mean(-1) - shift
+    return Model(others, block, curvature.basis, exists, block_flattest / unit.mean(-1) - shift, outside)
 
 
 def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -267,7 +271,7 @@ class System(NamedTuple):
         solution = torch.where(model.exists[:, None, None], solution, torch.nan)
         tiny = torch.finfo(image.dtype).tiny
         residual = _length(image - normal(solution)) / _length(image).clamp_min(tiny)
-        flattest = torch.minimum(straight.flattest, model.flattest)
+        flattest = torch.minimum(straight.flattest, torch.minimum(model.flattest, model.outside))
         left = cotangent - self.product(solution)
         return Adjoint(solution, left, residual, ~(flattest > SINGULAR))
 

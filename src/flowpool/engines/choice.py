@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
 
 import torch
 
@@ -15,11 +14,15 @@ _said: set[str] = set()
 
 def missing_kernels() -> str | None:
     """Why there are no kernels in this process; ``None`` if there are."""
-    return _broken[0] if _broken else _failed_import()
+    if not _missing:
+        _missing.append(_import_kernels())
+    return _missing[0]
 
 
-@cache
-def _failed_import() -> str | None:
+_missing: list[str | None] = []  # what was found when kernels were first asked for
+
+
+def _import_kernels() -> str | None:
     try:
         import flowpool.kernels.batch  # noqa: F401
     except Exception as error:  # noqa: BLE001 - a broken numba may raise anything at import
@@ -27,10 +30,10 @@ def _failed_import() -> str | None:
     return None
 
 
-def give_up_kernels(reason: str) -> None:
-    """Remembers that kernels cannot be compiled here, and says so once."""
-    say_once(f"{reason} Pooling with the torch engine, which gives the same points some fifty times more slowly.")
+def give_up_kernels(reason: str, problem: Problem) -> None:
+    """Remembers that kernels cannot be compiled here; an error if they were asked for, else torch will do."""
     _broken.append(reason)
+    use_kernels(problem)
 
 
 _broken: list[str] = []
@@ -43,7 +46,7 @@ def use_kernels(problem: Problem) -> bool:
         return False
     obstacle = _obstacle(problem)
     if obstacle is None:
-        absent = missing_kernels()
+        absent = (_broken[0] if _broken else None) or missing_kernels()
         if absent is None:
             return True
         if name == "compiled":

@@ -27,7 +27,7 @@ def solve(problem: Problem) -> Solution:
     batch = kernels.make_batch(rows, masses, ptr)
     table = kernels.frame(batch, _feature_weights(problem))
     frames = kernels.Frames.of(table)
-    start, epsilon = kernels.begin(frames, reference, level, problem.relative)
+    start, epsilon = kernels.begin(frames, reference, point_masses, level, problem.relative)
     options, resolution = problem.options, hull_tolerance(problem.resolution)
     threads = torch.get_num_threads()
     found = kernels.solve(

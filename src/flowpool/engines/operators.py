@@ -141,8 +141,9 @@ def adjoint(
     found = compiled.adjoint(
         given.problem(), solution, cotangent, {"nodes", "masses", "epsilon", "cost.weight"}
     ).by_name
-    nothing = epsilon.new_empty(0)
-    return found["nodes"], found.get("masses", nothing), found["epsilon"], found.get("cost.weight", nothing)
+    # Each its own tensor: no two returns of an operator may be the same.
+    to_masses, to_weight = (found.get(name, epsilon.new_empty(0)) for name in ("masses", "cost.weight"))
+    return found["nodes"], to_masses, found["epsilon"], to_weight
 
 
 @adjoint.register_fake

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flowpool.core import flow
+from flowpool.core.constants import FARAWAY
 from flowpool.core.divergence import Energy
 from flowpool.core.flow import Flowed
 from flowpool.core.frame import Frame, make_frame
@@ -226,11 +227,23 @@ def framed(problem: Problem) -> tuple[Framed, Frame, Tensor]:
     masses = None if problem.masses is None else problem.masses.to(precision)
     clouds, order = sorted_clouds(problem.nodes.to(precision), masses, problem.ptr, problem.batch)
     frame = make_frame(clouds, problem.geometry, problem.epsilon, problem.reference, problem.relative)
+    start = frame.start
+    if (
+        frame.geometry.is_squared_euclidean and problem.options.gradient != "unrolled"
+    ):  # which begins where it was told to
+        start = _near(start, problem.point_masses)
     inside = Framed(
-        frame.clouds, frame.start, problem.point_masses, frame.epsilon, frame.geometry, problem.options.debias,
+        frame.clouds, start, problem.point_masses, frame.epsilon, frame.geometry, problem.options.debias,
         problem.resolution,
     )  # fmt: skip
     return inside, frame, order
+
+
+def _near(start: Tensor, point_masses: Tensor) -> Tensor:
+    """The start ``(B, M, D)``, moved to the nodes where it is far away (:data:`~flowpool.core.constants.FARAWAY`)."""
+    middle = (point_masses.detach().unsqueeze(-1) * start.detach()).sum(1, keepdim=True)
+    away = middle.square().sum(-1, keepdim=True) > FARAWAY**2
+    return torch.where(away, start - middle, start)
 
 
 def solve(problem: Problem) -> Solution:

@@ -165,7 +165,7 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         span, graph = open_span(first, span_places), open_graph(second, places)
         settle(graph, potentials, self_potentials, which, epsilon)
         split_cotangent(cotangent, which, features, graph, span)
-        error, flattest = solve_adjoint(graph, epsilon, ridge)
+        error, flattest = solve_adjoint(graph, epsilon, ridge, graph.lead < features)
         residual[which] = error
         damped[which] = not flattest > SINGULAR
         if graph.dimension < features:

@@ -187,13 +187,14 @@ def frame(batch: Batch, weights: Array) -> Array:
     return table
 
 
-def begin(frames: Frames, reference: Array, epsilon: Array, relative: bool) -> tuple[Array, Array]:
+def begin(frames: Frames, reference: Array, point_masses: Array, epsilon: Array, relative: bool) -> tuple[Array, Array]:
     """X^(0) ``(B, M, D)`` and epsilon ``(B,)`` in the frames, from the reference ``(M, D)`` and epsilon as given."""
     graphs, features = frames.mean.shape
     _require(reference, (len(reference), features), "reference")
+    _require(point_masses, (len(reference),), "point_masses")
     _require(epsilon, (graphs,), "epsilon")
     start, level = np.empty((graphs, *reference.shape)), np.empty(graphs)
-    place_start(reference, relative, *frames[:2], *frames[3:5], epsilon, start, level)
+    place_start(reference, relative, point_masses, *frames[:2], *frames[3:5], epsilon, start, level)
     return start, level
 
 
@@ -303,7 +304,7 @@ def adjoint(
     _require(epsilon, (graphs,), "epsilon")
     if order.shape != (len(nodes),):
         raise ValueError(f"order has shape {order.shape}; expected ({len(nodes)},).")
-    start, level = begin(frames, reference, epsilon, relative)
+    start, level = begin(frames, reference, point_masses, epsilon, relative)
     left = np.zeros((0 if relative else graphs, count, features))  # of the cotangent, along flat directions
     seed = cotangent * frames.scale[:, None]  # gradient in X* in the frame
     # Rows of large graphs stay untouched and so cost no memory.

@@ -19,7 +19,15 @@ from flowpool.kernels.machine.lanes import WIDTH, load, multiply, splat, store
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill, inner_product, norm
-from flowpool.kernels.systems import flattest_pivot, is_exact, scale_points, solve_newton, solve_shifted
+from flowpool.kernels.systems import (
+    factorise_others,
+    flattest_outside,
+    flattest_pivot,
+    is_exact,
+    scale_points,
+    solve_newton,
+    solve_shifted,
+)
 
 for _part in law.LAW:
     shared(_part)
@@ -150,11 +158,14 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
         solve_newton(graph, epsilon, ROUGH, math.inf, False, True)
         copy(graph.solution, graph.newton, numbers)
         clock.length = norm(graph.newton, numbers)
-        # The factor with hardly a shift shows flat directions best.
+        # Factors with hardly a shift show flat directions best.
         if shifted_factor(graph, LEAST_SHIFT, graph.slide_factor, graph.slide_pivots):
             clock.flattest = min(clock.flattest, flattest_pivot(graph, graph.slide_pivots, LEAST_SHIFT))
         else:
             clock.flattest = 0.0
+        if graph.lead < graph.dimension:
+            factorise_others(graph, LEAST_SHIFT)
+            clock.flattest = min(clock.flattest, flattest_outside(graph, LEAST_SHIFT))
     elif request == STAGE:
         # k1 + k2 is small, and is found instead of k2: its system has (G(x) + G(x + step k1)) on the right.
         scale_points(graph.first, -4.0 * clock.shift, graph, graph.right)

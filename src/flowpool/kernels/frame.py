@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from flowpool.core.constants import FARAWAY
 from flowpool.kernels.machine.jit import entry, kernel, shared
 from flowpool.status import Status
 
@@ -165,8 +166,11 @@ def enter_frames(nodes, ptr, graphs, mean, scale, framed):  # type: ignore[no-un
 
 
 @entry
-def place_start(reference, relative, mean, scale, radius, unit, given_epsilon, start, epsilon):  # type: ignore[no-untyped-def]
-    """Fills X^(0) ``(B, M, D)`` and epsilon ``(B,)`` in the frames, from units of R around the mean if they are relative."""
+def place_start(reference, relative, point_masses, mean, scale, radius, unit, given_epsilon, start, epsilon):  # type: ignore[no-untyped-def]
+    """Fills X^(0) ``(B, M, D)`` and epsilon ``(B,)`` in the frames, from units of R around the mean if they are relative.
+
+    A start that is far away is moved to the nodes (:data:`~flowpool.core.constants.FARAWAY`).
+    """
     for graph in range(start.shape[0]):
         epsilon[graph] = given_epsilon[graph] if relative else given_epsilon[graph] / (unit[graph] * unit[graph])
         for i in range(start.shape[1]):
@@ -175,6 +179,19 @@ def place_start(reference, relative, mean, scale, radius, unit, given_epsilon, s
                     start[graph, i, d] = radius[graph] / scale[graph, d] * reference[i, d]
                 else:
                     start[graph, i, d] = (reference[i, d] - mean[graph, d]) / scale[graph, d]
+        away = 0.0
+        for d in range(start.shape[2]):
+            middle = 0.0
+            for i in range(start.shape[1]):
+                middle += point_masses[i] * start[graph, i, d]
+            away += middle * middle
+        if away > FARAWAY * FARAWAY:
+            for d in range(start.shape[2]):
+                middle = 0.0
+                for i in range(start.shape[1]):
+                    middle += point_masses[i] * start[graph, i, d]
+                for i in range(start.shape[1]):
+                    start[graph, i, d] -= middle
 
 
 @entry

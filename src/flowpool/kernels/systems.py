@@ -176,6 +176,13 @@ def flattest_pivot(graph, pivots, shift):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def flattest_outside(graph, shift):  # type: ignore[no-untyped-def]
+    """Smallest curvature of H for coordinates that do not lead, by the factor of ``2 Q``, which is shifted."""
+    stay_apart()
+    return smallest_pivot(graph.inverse, graph.count) * graph.count / 2.0 - shift
+
+
+@kernel
 def solve_newton(graph, epsilon, precision, longest, guessed, factored):  # type: ignore[no-untyped-def]
     r"""Smallest curvature of H that was met, below ``-FLAT`` if it is not definite; ``solution`` is filtered ``H^-1 right``.
 
@@ -220,7 +227,7 @@ def normal_residual(graph, epsilon, penalty, solution, right, result):  # type: 
 
 
 @kernel
-def solve_adjoint(graph, epsilon, ridge):  # type: ignore[no-untyped-def]
+def solve_adjoint(graph, epsilon, ridge, outside):  # type: ignore[no-untyped-def]
     r"""Residual of ``(H H + lambda) solution = H right``, relative to the right-hand side; and the smallest curvature met.
 
     Conjugate gradients on the normal equations of the paper, which are definite for any H. They start from the solution of
@@ -228,6 +235,7 @@ def solve_adjoint(graph, epsilon, ridge):  # type: ignore[no-untyped-def]
 
     Args:
         ridge: lambda in units of ``(2 / M)^2``.
+        outside: there are directions that do not lead, in which the Hessian is like ``2 Q``.
     """
     stay_apart()
     factor, pivots, numbers = graph.newton_factor, graph.newton_pivots, graph.count * padded(graph.dimension)
@@ -270,7 +278,10 @@ def solve_adjoint(graph, epsilon, ridge):  # type: ignore[no-untyped-def]
         strength = following
     normal_residual(graph, epsilon, penalty, solution, graph.velocity, rest)
     missed = norm(rest, numbers)
-    return missed / size if size > 0.0 else missed, min(curvature, flattest_pivot(graph, pivots, shift))
+    flattest = min(curvature, flattest_pivot(graph, pivots, shift))
+    if outside:
+        flattest = min(flattest, flattest_outside(graph, shift))
+    return missed / size if size > 0.0 else missed, flattest
 
 
 @kernel

@@ -16,6 +16,7 @@ _SHOWING = (
     "__main__.py",
     "cli",
     "explore",
+    "lab/bulk",
     "lab/comparison.py",
     "lab/compile.py",
     "lab/doctor.py",
@@ -25,6 +26,7 @@ _SHOWING = (
     "lab/kept.py",
     "lab/plots.py",
     "lab/report.py",
+    "lab/reproduction.py",
     "lab/speed",
 )
 _PACKAGES = ("flowpool", "torch", "numpy", "numba", "torch_geometric", "scikit-learn", "POT")

@@ -190,9 +190,9 @@ def _assignment(pool: FlowPool, clouds: Clouds, points: Tensor) -> Tensor:
     since it is one entropic transport whose way to the points, to the nodes and to the cost autograd then knows.
     """
     clouds, broken = without_broken(clouds)
-    # Rows of points that overflowed are NaN too.
-    broken = broken | ~points.detach().isfinite().flatten(1).all(1)
-    points = torch.where(broken[:, None, None], 0.0, points)
+    overflowed = points.detach().isfinite().flatten(1).all(1).logical_not()
+    broken = overflowed if broken is None else broken | overflowed
+    points = points.masked_fill(broken[:, None, None], 0.0)
     geometry = costs.bind(pool.cost, clouds.nodes.dtype, clouds.nodes.device)
     epsilon = checked_epsilon(pool.epsilon, clouds.num_graphs, clouds.nodes)
     if pool.relative:
@@ -208,7 +208,7 @@ def _assignment(pool: FlowPool, clouds: Clouds, points: Tensor) -> Tensor:
         cost = geometry.pairwise(points[clouds.batch].unsqueeze(2), clouds.nodes[:, None, None])  # (N, M, 1)
         scores = -cost.squeeze(-1) / epsilon[clouds.batch, None]
     shares = balanced(scores, clouds.masses, equal, clouds.ptr, compiled)
-    return torch.where(broken[clouds.batch, None], torch.nan, shares)
+    return shares.masked_fill(broken[clouds.batch, None], torch.nan)
 
 
 def _coarse_edges(

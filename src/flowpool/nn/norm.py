@@ -1,8 +1,9 @@
 """BatchNorm in which some rows do not count: nodes and graphs that are broken or empty.
 
 The module holds the parameters and the running statistics and may be any of torch's, so that
-``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` works as usual; only what it computes is written here. That also lets
-processes share statistics on the CPU, where torch's own forward pass of SyncBatchNorm refuses to run.
+``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` works as usual. What it computes is written here for the cases that torch
+does not know: rows that do not count, in a traced graph too, and processes that share statistics on the CPU, where the
+forward pass of SyncBatchNorm refuses to run.
 """
 
 from __future__ import annotations
@@ -13,55 +14,77 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+Norm = nn.BatchNorm1d | nn.SyncBatchNorm
 
-def normalised(norm: nn.BatchNorm1d | nn.SyncBatchNorm, rows: Tensor, counted: Tensor) -> Tensor:
-    """All rows ``(K, C)`` after BatchNorm, in training with the statistics of the counted ones, ``(K,)`` bool.
+
+def normalised(norm: Norm, rows: Tensor, counted: Tensor | None) -> Tensor:
+    """All rows ``(K, C)`` after BatchNorm, in training with the statistics of the counted ones alone.
 
     Fewer than two rows have no statistics worth learning from: they are normalised as in evaluation.
+
+    Args:
+        counted: ``(K,)`` bool; None: all.
     """
-    assert norm.running_mean is not None and norm.running_var is not None  # noqa: S101 - we make no other
-    mean, variance = norm.running_mean.to(rows.dtype), norm.running_var.to(rows.dtype)
-    if norm.training:
-        count, own_mean, own_variance = _statistics(norm, rows, counted)
-        enough = count >= 2
-        _remember(norm, enough, own_mean.detach(), (own_variance * count / (count - 1)).detach())
-        mean, variance = torch.where(enough, own_mean, mean), torch.where(enough, own_variance, variance)
-    return (rows - mean) * torch.rsqrt(variance + norm.eps) * norm.weight + norm.bias
+    if not norm.training:
+        return _affine(norm, rows, norm.running_mean, norm.running_var)
+    traced = torch.compiler.is_compiling()
+    if traced or _is_shared(norm) or rows.dtype != norm.weight.dtype:
+        return _by_definition(norm, rows, counted)
+    kept = rows if counted is None or bool(counted.all()) else rows[counted]
+    if len(kept) < 2:
+        return _affine(norm, rows, norm.running_mean, norm.running_var)
+    own: Tensor = norm(kept)
+    if kept is rows:
+        return own
+    variance, mean = torch.var_mean(kept, 0, correction=0)
+    return _affine(norm, rows, mean, variance).index_put((counted,), own)
 
 
-def _statistics(norm: nn.Module, rows: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of the counted rows ``(1,)``, their mean and their variance ``(C,)``; of all processes if they share."""
-    ones = counted.to(rows.dtype).unsqueeze(-1)  # (K, 1)
-    if not torch.compiler.is_compiling():
-        # Without a trace of the other rows, not even in the order of the sums.
-        ones, rows = ones[counted], rows[counted]
-    total = _of_all_processes(norm, (torch.cat([torch.ones_like(ones), rows], 1) * ones).sum(0))
-    count, mean = total[:1], total[1:] / total[:1].clamp(min=1)
-    squares = _of_all_processes(norm, ((rows - mean).square() * ones).sum(0))
-    return count, mean, squares / count.clamp(min=1)
-
-
-@torch.no_grad()
-def _remember(norm: nn.BatchNorm1d | nn.SyncBatchNorm, enough: Tensor, mean: Tensor, variance: Tensor) -> None:
-    """Moves the running statistics towards those of a batch, if it had enough rows."""
-    assert norm.num_batches_tracked is not None  # noqa: S101
-    norm.num_batches_tracked += enough.squeeze(0)
-    rate = 1 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
-    for running, own in ((norm.running_mean, mean), (norm.running_var, variance)):
-        assert running is not None  # noqa: S101
-        moved = running + rate * (own.to(running.dtype) - running)
-        running.copy_(torch.where(enough, moved, running))
-
-
-def share_statistics(norm: nn.Module, group: dist.ProcessGroup | None) -> None:
+def share_statistics(norm: Norm, group: dist.ProcessGroup | None) -> None:
     """Marks a module: its statistics are those of all processes of the group, as if it were converted."""
     norm.shares_statistics, norm.process_group = True, group  # type: ignore[assignment]
 
 
-def _of_all_processes(norm: nn.Module, value: Tensor) -> Tensor:
+def _is_shared(norm: Norm) -> bool:
+    asked = isinstance(norm, nn.SyncBatchNorm) or getattr(norm, "shares_statistics", False)
+    return asked and dist.is_available() and dist.is_initialized()
+
+
+def _affine(norm: Norm, rows: Tensor, mean: Tensor | None, variance: Tensor | None) -> Tensor:
+    """The rows with these statistics taken off."""
+    assert mean is not None and variance is not None  # noqa: S101 - we make no norm without them
+    slope = norm.weight * torch.rsqrt(variance + norm.eps)
+    return (rows - mean) * slope + norm.bias
+
+
+def _by_definition(norm: Norm, rows: Tensor, counted: Tensor | None) -> Tensor:
+    """:func:`normalised` in training, without a question to a value that a traced graph does not know yet."""
+    ones = rows.new_ones(len(rows), 1) if counted is None else counted.to(rows.dtype).unsqueeze(-1)
+    total = _of_all(norm, (torch.cat([torch.ones_like(ones), rows], 1) * ones).sum(0))
+    count, mean = total[0], total[1:] / total[0].clamp(min=1)
+    variance = _of_all(norm, ((rows - mean).square() * ones).sum(0)) / count.clamp(min=1)
+    enough = count >= 2
+    assert norm.running_mean is not None and norm.running_var is not None  # noqa: S101
+    used = torch.where(enough, mean, norm.running_mean), torch.where(enough, variance, norm.running_var)
+    out = _affine(norm, rows, *used)
+    _remember(norm, enough, mean.detach(), (variance * count / (count - 1)).detach())
+    return out
+
+
+@torch.no_grad()
+def _remember(norm: Norm, enough: Tensor, mean: Tensor, variance: Tensor) -> None:
+    """Moves the running statistics towards those of a batch, if it had enough rows."""
+    assert norm.num_batches_tracked is not None  # noqa: S101
+    norm.num_batches_tracked += enough
+    rate = 1 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+    for running, own in ((norm.running_mean, mean), (norm.running_var, variance)):
+        assert running is not None  # noqa: S101
+        running.copy_(torch.where(enough, running + rate * (own.to(running.dtype) - running), running))
+
+
+def _of_all(norm: Norm, value: Tensor) -> Tensor:
     """The sum of a value over the processes of a module that shares statistics; the value itself otherwise."""
-    shared = isinstance(norm, nn.SyncBatchNorm) or getattr(norm, "shares_statistics", False)
-    if not shared or not dist.is_available() or not dist.is_initialized():
+    if not _is_shared(norm):
         return value
     total: Tensor = _Total.apply(value, norm.process_group)
     return total

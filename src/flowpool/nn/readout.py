@@ -163,38 +163,52 @@ class FlowReadout(PointAggregation):
         """
         self._check(x)
         self._check_dim(dim)
-        given, order = precise_clouds(x, index, ptr, masses, dim_size, "x")
-        check_most(given.sizes, max_num_elements)
-        weights = torch.ones_like(given.masses) if masses is None else masses.to(given.masses.dtype)[order]
-        whole, broken = without_broken(given)
-        clouds = whole.moved(normalised(self.node_norm, whole.nodes, ~broken[whole.batch] & (weights > 0)))
-        size = clouds.sum(weights).unsqueeze(-1)  # (B, 1)
-        received = self._received(clouds, None if masses is None else weights, broken, x.dtype)
+        clouds, order = precise_clouds(x, index, ptr, masses, dim_size, "x")
+        check_most(clouds.sizes, max_num_elements)
+        weights = None if masses is None else masses.to(clouds.masses.dtype)[order]
+        clouds, broken = without_broken(clouds)
+        counted = None if broken is None else ~broken[clouds.batch]
+        if weights is not None:
+            counted = weights > 0 if counted is None else counted & (weights > 0)
+        clouds = clouds.moved(self._normalised(self.node_norm, clouds.nodes, counted, x.dtype))
+        received, report = self._received(clouds, weights, broken, x.dtype)
+        self._conclude(report)
+        size = clouds.sum(torch.ones_like(clouds.masses) if weights is None else weights).unsqueeze(-1)  # (B, 1)
         rows = self._columns(received, clouds, size)  # (B, out_channels)
-        broken = broken | ~rows.detach().isfinite().all(1)  # of the second kind are those that overflowed inside
-        rows = torch.where(broken[:, None], 0.0, rows)
-        rows = normalised(self.output_norm, rows, ~broken & (clouds.sizes > 0))
-        return torch.where(broken[:, None], torch.nan, rows).to(x.dtype)
+        counted = report.status != Status.EMPTY.value
+        if not torch.compiler.is_compiling() and bool(report.converged.all()):
+            return self._normalised(self.output_norm, rows, counted, x.dtype).to(x.dtype)
+        bad = ~(report.converged | (report.status == Status.MAX_STEPS.value))  # which are NaN, or overflowed
+        rows = self._normalised(self.output_norm, rows.masked_fill(bad[:, None], 0.0), counted & ~bad, x.dtype)
+        return rows.masked_fill(bad[:, None], torch.nan).to(x.dtype)
 
-    def _received(self, clouds: Clouds, masses: Tensor | None, broken: Tensor, dtype: torch.dtype) -> Received:
-        """What the points stand for; no variances where the flow took them to the nodes themselves.
+    def _normalised(
+        self, norm: nn.BatchNorm1d | nn.SyncBatchNorm, rows: Tensor, counted: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """BatchNorm of rows in the precision of the layer or of the caller's features, whichever is higher."""
+        precision = torch.promote_types(dtype, norm.weight.dtype)
+        return normalised(norm, rows.to(precision), counted).to(rows.dtype)
+
+    def _received(
+        self, clouds: Clouds, masses: Tensor | None, broken: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Received, Report]:
+        """What the points stand for, with no variances where the flow took them to the nodes; and how that went.
 
         Args:
             clouds: normalised nodes, zeros in broken graphs.
             masses: of the nodes as they were given, in the order of the clouds.
-            broken: which graphs are, ``(B,)`` bool.
+            broken: which graphs are, ``(B,)`` bool; None: none.
             dtype: of the caller's features.
         """
         if self.by == "flow":
             # As precise as they were given, or the solver would take their rounding for differences of twins.
             dtype = torch.promote_types(dtype, torch.float32)
-            nodes = torch.where(broken[clouds.batch, None], torch.nan, clouds.nodes).to(dtype)
-            pooled = self.pool.pooled(
-                nodes, None, clouds.ptr, clouds.num_graphs, None if masses is None else masses.to(dtype)
-            )
-            self._conclude(Report.of(pooled))
+            nodes = clouds.nodes if broken is None else clouds.nodes.masked_fill(broken[clouds.batch, None], torch.nan)
+            masses = None if masses is None else masses.to(dtype)
+            pooled = self.pool.pooled(nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses)
             points = pooled.points.to(clouds.nodes.dtype)
-            return Received(torch.full_like(points[..., 0], 1 / self.num_points), points, torch.zeros_like(points))
+            equal = torch.full_like(points[..., 0], 1 / self.num_points)
+            return Received(equal, points, torch.zeros_like(points)), Report.of(pooled)
         level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature
         step = Step(
             self.reference.to(clouds.nodes.dtype),
@@ -205,8 +219,7 @@ class FlowReadout(PointAggregation):
             use_kernels(self.engine, clouds.nodes),
         )
         received = receive(clouds, step)
-        self._conclude(_report_of_step(received, step, clouds, broken))
-        return received
+        return received, _report_of_step(received, step, clouds, broken)
 
     def _columns(self, received: Received, clouds: Clouds, size: Tensor) -> Tensor:
         """The vector before the last normalisation."""
@@ -246,18 +259,19 @@ class FlowReadout(PointAggregation):
 
 
 @torch.no_grad()
-def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tensor) -> Report:
+def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tensor | None) -> Report:
     """How near the shares that the points received are to those that they were to receive."""
     empty = clouds.sizes == 0
-    error = (received.masses / step.shares - 1).abs().amax(1)
-    residual = torch.where(empty, 0.0, torch.zeros_like(error) if step.free else error)
-    status = torch.where(residual > _UNBALANCED, Status.MAX_STEPS.value, Status.OK.value)
-    status = torch.where(received.points.isfinite().flatten(1).all(1), status, Status.NONFINITE.value)
-    status = torch.where(empty, Status.EMPTY.value, status)
-    status = torch.where(broken, Status.NONFINITE_INPUT.value, status).to(torch.int8)
-    converged = (status == Status.OK.value) | (status == Status.EMPTY.value)
-    residual = torch.where(broken, torch.nan, residual)
-    return Report(status, converged, residual, torch.ones_like(clouds.sizes), BackwardReport())
+    residual = (received.masses / step.shares - 1).abs().amax(1)
+    residual = torch.zeros_like(residual) if step.free else residual.masked_fill(empty, 0.0)
+    status = (residual > _UNBALANCED) * Status.MAX_STEPS.value
+    overflowed = received.points.isfinite().flatten(1).all(1).logical_not()
+    status = status.masked_fill(overflowed, Status.NONFINITE.value).masked_fill(empty, Status.EMPTY.value)
+    if broken is not None:
+        status = status.masked_fill(broken, Status.NONFINITE_INPUT.value)
+        residual = residual.masked_fill(broken, torch.nan)
+    converged = (status == Status.OK.value) | empty
+    return Report(status.to(torch.int8), converged, residual, torch.ones_like(clouds.sizes), BackwardReport())
 
 
 def _radius(clouds: Clouds) -> Tensor:

@@ -54,9 +54,9 @@ class Received(NamedTuple):
         moves :math:`\sigma` by at most one. So the gradient is bounded however small a variance is, and where it is
         zero, at the tip of a cone, it is the one of the axis: zero.
         """
-        positive = self.variances > 0
-        # The inner where keeps the root away from zero, or its infinite slope would turn the gradient into NaN.
-        return torch.where(positive, torch.where(positive, self.variances, 1.0).sqrt(), 0.0)
+        none = ~(self.variances > 0)
+        # The inner one keeps the root away from zero, or its infinite slope would turn the gradient into NaN.
+        return self.variances.masked_fill(none, 1.0).sqrt().masked_fill(none, 0.0)
 
 
 def transport_pool(
@@ -122,12 +122,11 @@ def transport_pool(
     weights = costs.bind(given, clouds.nodes.dtype, nodes.device).feature_weights
     step = Step(reference.to(clouds.nodes), shares, level, weights, free, use_kernels(engine, nodes))
     received = receive_relative(clouds, step) if relative else receive(clouds, step)
-    bad = broken[:, None, None]
-    return Received(
-        torch.where(broken[:, None], torch.nan, received.masses).to(nodes.dtype),
-        torch.where(bad, torch.nan, received.points).to(nodes.dtype),
-        torch.where(bad, torch.nan, received.variances).to(nodes.dtype),
-    )
+    if broken is not None:
+        masses, *rest = received
+        masses = masses.masked_fill(broken[:, None], torch.nan)
+        received = Received(masses, *(value.masked_fill(broken[:, None, None], torch.nan) for value in rest))
+    return Received(*(value.to(nodes.dtype) for value in received))
 
 
 class Step(NamedTuple):
@@ -166,20 +165,24 @@ def precise_clouds(
     return make_clouds(nodes.to(precision), batch, ptr, masses, dim_size)
 
 
-def without_broken(clouds: Clouds) -> tuple[Clouds, Tensor]:
+def without_broken(clouds: Clouds) -> tuple[Clouds, Tensor | None]:
     """The clouds with zeros in place of graphs that have NaN or infinite features, and which these are, ``(B,)`` bool.
 
-    What is shared, like a reference, then gets no NaN from them; whoever hands rows to the caller puts NaN there.
+    What is shared, like a reference, then gets no NaN from them; whoever hands rows to the caller puts NaN there. None:
+    there are none, which is the usual case and known at once unless a graph is being traced.
     """
-    broken = clouds.sum((~clouds.nodes.detach().isfinite()).any(-1).to(clouds.masses.dtype)) > 0
-    return clouds.moved(torch.where(broken[clouds.batch, None], 0.0, clouds.nodes)), broken
+    finite = clouds.nodes.detach().isfinite()
+    if not torch.compiler.is_compiling() and bool(finite.all()):
+        return clouds, None
+    broken = clouds.sum((~finite).any(-1).to(clouds.masses.dtype)) > 0
+    return clouds.moved(clouds.nodes.masked_fill(broken[clouds.batch, None], 0.0)), broken
 
 
 def receive_relative(clouds: Clouds, step: Step) -> Received:
     """:func:`receive` in the frame of each graph, whose mean is at zero and whose variances sum to one."""
     mean = clouds.mean()
     centred = clouds.nodes - mean[clouds.batch]
-    squares = centred.square()
+    squares = centred * centred
     variance = clouds.sum(clouds.masses * squares.sum(-1))  # (B,), R^2
     apart = variance > 0  # otherwise the graph is one point or none, and every unit is as good
     radius = torch.where(apart, variance, 1.0).sqrt()[:, None]
@@ -202,14 +205,15 @@ def receive(clouds: Clouds, step: Step) -> Received:
     plan = clouds.masses.unsqueeze(-1) * portions  # (N, M), P^T
 
     dim = reference.shape[1]
-    terms = torch.cat([torch.ones_like(deviations[:, :1]), deviations, deviations.square()], 1)  # (N, 1 + 2 D)
+    # A product and not a square, whose derivative torch would compute as that of a power.
+    terms = torch.cat([torch.ones_like(deviations[:, :1]), deviations, deviations * deviations], 1)  # (N, 1 + 2 D)
     received, first, second = sums_of_products(plan, terms, ptr, compiled).split([1, dim, dim], -1)  # (B, M, ...)
     # Next to nothing lies at every point from the start, so that there is a mean where nothing comes.
     total = received + _NOTHING
     shift = (first + _NOTHING * (reference - mean.unsqueeze(1))) / total
     square = second / total
-    variances = square - shift.square()
-    variances = torch.where(variances > _ROUNDING * square, variances, 0.0)
+    variances = square - shift * shift
+    variances = variances.masked_fill(variances <= _ROUNDING * square, 0.0)
     return Received(received.squeeze(-1), mean.unsqueeze(1) + shift, variances)
 
 

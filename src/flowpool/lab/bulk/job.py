@@ -17,6 +17,7 @@ from flowpool import __version__, references
 from flowpool.arrow import finite_nodes, node_width, pool_arrow, pooled_reference
 from flowpool.lab.bulk.sources import Part, Source
 from flowpool.lab.bulk.store import Store
+from flowpool.lab.pools.base import MOST_POINTS, check_count
 
 _SAMPLE = 50_000  # nodes that k-means sees
 
@@ -41,6 +42,9 @@ class Settings:
     divergence: bool = False
     reference: str = "normal"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count(self.num_points, "points", MOST_POINTS)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,421 @@
+"""The law of the flow as numbers, and both engines under it, step by step."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import mutag_clouds
+
+from flowpool import flow_pool
+from flowpool.core import law
+from flowpool.core.constants import (
+    FIRST_STEP,
+    FLAT,
+    GAMMA,
+    LEAST_STEP,
+    LONGEST_EXPLICIT,
+    MOST_EXPLICIT,
+    MOST_STEP,
+    NEAR,
+    SHORTEST,
+    SINGULAR,
+    SLOW,
+)
+from flowpool.core.law import (
+    CLOCK,
+    CURVE,
+    DISTANCE,
+    FINISHED,
+    LAND,
+    MAX_STEPS,
+    NEWTON,
+    NONFINITE,
+    OK,
+    RACE,
+    REST,
+    SLIDE,
+    STAGE,
+    START,
+    TIGHTEN,
+    TRY,
+    advance,
+    begin,
+)
+
+NAMES = ["START", "RACE", "TIGHTEN", "CURVE", "SLIDE", "NEWTON", "TRY", "REST", "STAGE", "LAND", "DISTANCE", "FINISHED"]
+
+
+class Flow:
+    """A flow of M points under the law, whose measurements are dictated."""
+
+    def __init__(self, num_points=4, tolerance=1e-5, max_steps=100, step_size=0.0, equal=True):
+        self.given = num_points, equal, tolerance, max_steps
+        self.clock = SimpleNamespace(**dict.fromkeys(CLOCK.names, 0))
+        self.request = begin(self.clock, step_size)
+        self.measured(size=1.0, error=0.0, extent=1.0, swerve=0.0, speed=1.0)
+
+    def measured(self, **values):
+        vars(self.clock).update(values)
+
+    def then(self, **values):
+        """What comes next after these measurements."""
+        self.measured(**values)
+        self.request = advance(self.clock, *self.given)
+        return self.request
+
+
+def sliding(step=1.0, **options):
+    """A flow whose first implicit step, of some length, has just been proposed."""
+    flow = Flow(**options)
+    assert flow.request == START
+    while flow.then(swerve=0.0) == RACE:
+        pass
+    assert flow.request == CURVE
+    flow.clock.step = step
+    assert flow.then() == SLIDE
+    flow.measured(definite=True, length=1.0, along=-1.0)
+    return flow
+
+
+def capped():
+    """A flow that has used up its steps, and has just been asked for its last Newton step."""
+    flow = Flow(max_steps=4)
+    while flow.then(swerve=0.0) == RACE:
+        pass
+    assert flow.clock.steps == 4 and flow.then() == NEWTON
+    return flow
+
+
+def jumping(**options):
+    """A flow whose Newton step has just been found."""
+    flow = sliding(step=SLOW, **options)
+    flow.measured(length=1e-3 / (GAMMA * SLOW), along=-10.0)
+    assert flow.then() == NEWTON
+    flow.measured(definite=True, flattest=1.0, length=1e-3)
+    return flow
+
+
+def test_it_begins_with_explicit_steps_that_double_until_they_would_be_unstable():
+    flow = Flow()
+    lengths = []
+    while flow.then(swerve=0.0) == RACE:
+        lengths.append(flow.clock.step)
+        assert flow.clock.bend == (0.0 if len(lengths) == 1 else lengths[-1] ** 2 / (2 * lengths[-2]))
+    assert lengths == pytest.approx([FIRST_STEP, 0.2, 0.4, LONGEST_EXPLICIT])
+    assert flow.clock.steps == len(lengths)
+
+
+def test_a_bent_way_is_taken_in_short_steps_up_to_a_number():
+    flow = Flow(max_steps=1000)
+    count = 0
+    while flow.then(swerve=1e3) == RACE:
+        count += 1
+        assert flow.clock.step == (FIRST_STEP if count == 1 else SHORTEST)
+    assert count == MOST_EXPLICIT and flow.request == CURVE
+
+
+def test_the_error_of_an_explicit_step_chooses_the_next():
+    flow = Flow()
+    flow.then()
+    flow.then(swerve=0.5, extent=2.0)
+    assert flow.clock.step == pytest.approx(math.sqrt(2 * FIRST_STEP * 0.01 * 2.0 / 0.5))
+
+
+def test_steps_of_a_fixed_length_go_on_until_the_flow_crawls():
+    flow = Flow(step_size=0.25)
+    for _ in range(70):
+        assert flow.then(speed=2e-3) == RACE
+        assert flow.clock.step == 0.25 and flow.clock.bend == 0.0
+    assert flow.then(speed=0.9e-3) == CURVE
+
+
+def test_inner_problems_follow_the_gradient():
+    flow = Flow()
+    flow.then(size=1e-4)
+    assert flow.request == RACE and flow.clock.inner == pytest.approx(1e-6)
+    flow = Flow(max_steps=1)
+    assert flow.then(size=1.0) == RACE
+    # The Hessian needs more than the race left, unless it is there already.
+    assert flow.then(size=1e-3, error=1e-6) == TIGHTEN
+    assert flow.clock.inner == pytest.approx(1e-8)
+    assert flow.then(error=1e-8) == CURVE
+
+
+@pytest.mark.parametrize("size", [math.nan, math.inf])
+def test_overflow_ends_the_flow_at_once(size):
+    flow = Flow()
+    assert flow.then(size=size) == FINISHED
+    assert flow.clock.status == NONFINITE and math.isnan(flow.clock.residual)
+    flow = sliding()
+    assert [flow.then(), flow.then(length=1e-3)] == [STAGE, LAND]
+    assert flow.then(ahead=0.0, behind=-1.0, reached=size) == FINISHED
+    assert flow.clock.status == NONFINITE
+
+
+def test_an_implicit_step_that_is_not_definite_is_shortened_and_counts():
+    flow = sliding(step=1.0)
+    steps, shift = flow.clock.steps, flow.clock.shift
+    assert shift == pytest.approx(1 / GAMMA)
+    assert flow.then(definite=False) == SLIDE
+    assert flow.clock.step == pytest.approx(0.3) and flow.clock.shift == pytest.approx(shift / 0.3)
+    assert flow.clock.steps == steps + 1
+    while flow.then(definite=False) == SLIDE:
+        pass
+    assert flow.clock.step == LEAST_STEP and flow.request == NEWTON  # the last that may be done
+
+
+def test_an_implicit_step_grows_and_shrinks_with_its_error():
+    for error, factor in ((0.0, 5.0), (0.04, 4.0), (1.0, 0.8), (0.64, 1.0)):
+        flow = sliding(step=1.0)
+        assert flow.then() == STAGE
+        assert flow.then(length=2 * error * 0.01) == LAND
+        assert flow.then(ahead=-1.0, behind=-1.0, reached=0.5, error=0.0) == CURVE
+        assert flow.clock.arrived and flow.clock.size == 0.5
+        assert flow.clock.step == pytest.approx(factor)
+    flow = sliding(step=1.0)
+    flow.then()
+    assert flow.then(length=2 * 4.0 * 0.01) == SLIDE  # too large an error: not taken, and shorter
+    assert flow.clock.step == pytest.approx(0.4) and not flow.clock.arrived
+    flow = sliding(step=0.9 * MOST_STEP)
+    flow.clock.tried = True
+    flow.then()
+    flow.then(length=0.0)
+    flow.then(ahead=-1.0, behind=-1.0, reached=0.5)
+    assert flow.clock.step == MOST_STEP
+
+
+def test_a_long_step_that_ends_uphill_has_jumped_over_the_minimum():
+    for step, ahead, taken in ((2.0, 0.3, False), (2.0, 0.1, True), (0.5, 0.3, True)):
+        flow = sliding(step=step)
+        flow.then()
+        flow.then(length=1e-3 / step)
+        after = flow.then(ahead=ahead, behind=-1.0, reached=0.5, error=0.0)
+        assert after == (CURVE if taken else SLIDE) and flow.clock.arrived == taken
+        if not taken:
+            assert flow.clock.step == pytest.approx(0.3 * step)
+
+
+def test_newton_is_tried_when_the_flow_is_slow_and_the_step_is_short():
+    near = NEAR * math.sqrt(4)
+    for step, length, next_one in (
+        (SLOW, 0.9 * near, NEWTON),
+        (SLOW, 1.1 * near, STAGE),
+        (0.9 * SLOW, 0.9 * near, STAGE),
+        (0.01, 0.9e-5, NEWTON),  # shorter than the tolerance: a try, however fast the flow
+    ):
+        flow = sliding(step=step, equal=False)
+        assert flow.then(length=length / (GAMMA * step)) == next_one
+    flow = sliding(step=SLOW)
+    flow.clock.tried = True
+    assert flow.then(length=1e-9) == STAGE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_known_before_a_newton_step_bounds_its_length_from_below(seed):
+    rng = np.random.default_rng(seed)
+    num_points, size, step = 3, 6, 10 ** rng.uniform(-1, 3)
+    basis = np.linalg.qr(rng.standard_normal((size, size)))[0]
+    hessian = basis @ np.diag(2 / num_points * 10 ** rng.uniform(-4, 1, size)) @ basis.T
+    gradient = rng.standard_normal(size)
+    shift = 1 / (GAMMA * step)
+    first = -shift * np.linalg.solve(hessian + shift * 2 / num_points * np.eye(size), gradient)
+    clock = SimpleNamespace(step=step, length=float(np.linalg.norm(first)), along=float(first @ gradient))
+    newton = float(np.linalg.norm(np.linalg.solve(hessian, gradient)))
+    plain = law._newton_at_least(clock, False, num_points)
+    better = law._newton_at_least(clock, True, num_points)
+    assert 0.999 * plain <= better <= newton
+
+
+def test_a_newton_step_is_accepted_if_the_gradient_falls():
+    for length, reached, accepted in (
+        (1e-2, 0.29, True),
+        (1e-2, 0.31, False),
+        (0.9e-3, 0.89, True),
+        (0.9e-3, 0.91, False),
+        (0.9e-5, 5.0, True),  # shorter than the tolerance: whatever the rounding of the gradient says
+        (0.9e-5, math.nan, False),
+        (0.9e-5, math.inf, False),
+    ):
+        flow = jumping()
+        assert flow.then(length=length) == TRY
+        assert flow.then(reached=reached) == (REST if accepted else STAGE)
+    flow = jumping()
+    assert flow.then(length=1.01 * NEAR * 2) == STAGE  # too far to be sure of the basin
+
+
+def test_it_ends_when_the_newton_step_that_is_left_is_short():
+    for flattest, singular in ((1.0, False), (SINGULAR, True), (-1.0, True)):
+        flow = jumping()
+        steps = flow.clock.steps
+        flow.then()
+        flow.then(reached=1e-4)
+        assert flow.then(length=1e-6, flattest=flattest) == FINISHED
+        assert (flow.clock.status, flow.clock.residual, flow.clock.singular) == (OK, 1e-6, singular)
+        assert flow.clock.arrived and flow.clock.steps == steps + 1 and flow.clock.size == 1e-4
+    flow = jumping()
+    flow.then()
+    flow.then(reached=1e-4)
+    assert flow.then(length=1e-4, flattest=1.0, error=0.0) == CURVE
+    assert flow.then() == NEWTON and flow.clock.guessed  # jump after jump, from what the last one left
+
+
+def test_after_a_refused_jump_it_slides_again():
+    flow = jumping()
+    flow.then()
+    flow.then(reached=1e-4)
+    flow.then(length=1e-4, flattest=1.0, error=0.0)
+    flow.then()
+    assert flow.then(definite=True, length=1.0) == SLIDE
+    flow.measured(definite=True, length=1e-9, along=-1.0)
+    assert flow.then() == STAGE  # no second try from the same points
+
+
+def test_an_indefinite_hessian_is_no_end():
+    """A solution that was never begun has no length, which must not read as arrived."""
+    flow = jumping()
+    assert flow.then(definite=False, length=0.0) == STAGE
+    last = capped()
+    assert last.clock.longest == math.inf
+    assert last.then(definite=False, length=0.0) == DISTANCE
+    shifts = []
+    while last.request == DISTANCE:
+        shifts.append(last.clock.shift)
+        last.then(definite=False, length=0.0)
+    assert shifts[0] == FLAT and np.allclose(np.diff(np.log10(shifts)), 1)
+    assert last.clock.status == MAX_STEPS and last.clock.residual == math.inf
+
+
+def test_the_cap_is_honest():
+    flow = capped()
+    assert flow.then(definite=True, length=0.5, flattest=1.0) == FINISHED
+    assert (flow.clock.status, flow.clock.residual) == (MAX_STEPS, 0.5)
+    # Close enough, the last step is still taken and judged.
+    flow = capped()
+    assert flow.then(definite=True, length=0.9e-5, flattest=1.0) == TRY
+    assert flow.then(reached=1e-9) == REST
+    assert flow.then(length=1e-12, flattest=1.0) == FINISHED and flow.clock.status == OK
+    # After an indefinite one, what the shifted system says.
+    flow = capped()
+    flow.then(definite=False)
+    flow.then(definite=False)
+    assert flow.then(definite=True, length=0.7) == FINISHED
+    assert (flow.clock.status, flow.clock.residual) == (MAX_STEPS, 0.7)
+
+
+def test_a_gradient_that_is_rounding_is_followed_no_further():
+    flow = sliding()
+    flow.clock.phase = law._CURVED
+    assert flow.then(size=1e-16) == NEWTON
+    assert flow.then(definite=True, length=3e-5, flattest=1.0) == FINISHED
+    assert flow.clock.status == MAX_STEPS and flow.clock.residual == 3e-5
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_is_measured_the_flow_ends(seed):
+    rng = np.random.default_rng(seed)
+    flow = Flow(max_steps=50, num_points=int(rng.integers(1, 9)), equal=bool(rng.integers(2)))
+    numbers = [name for name in CLOCK.names if CLOCK[name] == np.float64][-13:-1]
+    requests = 0
+    while flow.request != FINISHED:
+        values = {name: float(10 ** rng.uniform(-12, 2)) for name in numbers if name != "flattest"}
+        values |= {"definite": bool(rng.random() < 0.7), "along": -values["length"], "behind": -1.0}
+        flow.then(**values, flattest=float(rng.normal()))
+        requests += 1
+        assert requests < 8 * 60
+    assert flow.clock.steps <= 51 and flow.clock.status in (OK, MAX_STEPS)
+
+
+# What may follow what; REST and LAND of the last step may end the flow.
+FOLLOWERS = {
+    START: {RACE, TIGHTEN, CURVE, FINISHED},
+    RACE: {RACE, TIGHTEN, CURVE, FINISHED},
+    TIGHTEN: {CURVE},
+    CURVE: {SLIDE, NEWTON},
+    SLIDE: {SLIDE, NEWTON, STAGE},
+    NEWTON: {TRY, SLIDE, STAGE, DISTANCE, FINISHED},
+    TRY: {REST, SLIDE, STAGE, DISTANCE},
+    REST: {TIGHTEN, CURVE, FINISHED},
+    STAGE: {LAND, SLIDE, NEWTON},
+    LAND: {TIGHTEN, CURVE, SLIDE, NEWTON, FINISHED},
+    DISTANCE: {DISTANCE, FINISHED},
+}
+
+
+def clouds(kind):
+    """Nodes, batch and reference of some graphs."""
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    if kind == "MUTAG":
+        return *mutag_clouds(width=8, count=16), normal(5, 8)
+    batch = torch.arange(8).repeat_interleave(torch.tensor([5, 9, 14, 30, 7, 11, 6, 40]))
+    nodes, count = normal(len(batch), 4), 4
+    if kind == "twins":
+        nodes = normal(8, 3, 4)[batch, torch.randint(3, batch.shape, generator=generator)]
+    if kind == "more points than nodes":
+        batch, nodes, count = torch.arange(8).repeat_interleave(3), normal(24, 4), 7
+    if kind == "wide":
+        nodes, count = normal(len(batch), 4) @ normal(4, 24) + 0.1 * normal(len(batch), 24), 6
+    return nodes, batch, normal(count, nodes.shape[1])
+
+
+KINDS = ("MUTAG", "random", "twins", "more points than nodes", "wide", "unequal point masses")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("level", [1.0, 0.1])
+def test_both_engines_go_the_same_way(kind, level, monkeypatch):
+    """The torch engine step by step, the compiled law on the same clocks, and the compiled engine's answers."""
+    from law_kernel import advance_compiled
+
+    nodes, batch, reference = clouds(kind)
+    shares = torch.linspace(1.0, 2.0, len(reference), dtype=torch.float64) if kind == "unequal point masses" else None
+    options = {"reference": reference, "epsilon": level, "tolerance": 1e-9, "point_masses": shares}
+    entries = []
+
+    def recorded(clock, *given):
+        before = dict(vars(clock))
+        request = advance(clock, *given)
+        entries.append((id(clock), before, given, request, dict(vars(clock))))
+        return request
+
+    monkeypatch.setattr(law, "advance", recorded)
+    one = flow_pool(nodes, batch, engine="torch", **options)
+    other = flow_pool(nodes, batch, engine="compiled", **options)
+
+    last: dict[int, int] = {}
+    for clock, before, given, request, after in entries:
+        assert request in FOLLOWERS[last.get(clock, START)], (NAMES[last.get(clock, START)], NAMES[request])
+        last[clock] = request
+        if request == FINISHED:
+            last.pop(clock)
+        found, compiled = advance_compiled(before, *given)
+        assert found == request
+        for name, value in after.items():
+            assert compiled[name] == pytest.approx(value, rel=1e-12, nan_ok=True), (name, NAMES[request])
+    assert len(entries) > 8 * 10
+
+    assert torch.equal(one.status, other.status)
+    isolated = one.status == 0
+    assert bool(isolated.any()) or kind in ("twins", "more points than nodes")
+    differing = int((one.steps != other.steps)[isolated].sum())
+    assert differing <= len(isolated) // 8  # rounding decides where a step is judged by a hair
+    apart = (one.points - other.points).abs().amax((1, 2))
+    assert apart[isolated].max() < 1e-8 if bool(isolated.any()) else True
+    # Where the minimiser is not isolated, both have stopped where the flow was.
+    assert apart[~isolated].max() < 1e-3 if not bool(isolated.all()) else True
+
+
+def test_both_engines_begin_where_the_reference_is():
+    nodes, batch, reference = clouds("random")
+    one, other = (
+        flow_pool(nodes, batch, reference=reference, max_steps=1, engine=engine, tolerance=1e-12)
+        for engine in ("torch", "compiled")
+    )
+    assert torch.equal(one.steps, other.steps) and torch.equal(one.status, other.status)
+    assert torch.allclose(one.points, other.points, atol=1e-12)
+    assert torch.allclose(one.residual, other.residual, rtol=0.2)  # roughly solved

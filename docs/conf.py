@@ -51,8 +51,8 @@ html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#a13d00", "color-brand-content": "#a13d00"},
-    "dark_css_variables": {"color-brand-primary": "#ff9d57", "color-brand-content": "#ff9d57"},
+    "light_css_variables": {"color-brand-primary": "#005a9c", "color-brand-content": "#005a9c"},
+    "dark_css_variables": {"color-brand-primary": "#6cb8f0", "color-brand-content": "#6cb8f0"},
 }
 # One file with all that formulas need, fonts included.
 mathjax_path = "mathjax/tex-svg.js"

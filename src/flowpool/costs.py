@@ -84,7 +84,7 @@ class Mahalanobis(Cost):
     points; the flow then runs in the Euclidean metric, on the torch engine.
 
     Args:
-        in_channels: D.
+        in_channels: number of features, D.
         rank: rows of L; ``None`` makes L diagonal, D positive scales kept as logarithms.
     """
 
@@ -121,7 +121,7 @@ class Neural(Cost):
     the network bends what is near and not what comes out. It knows no scale of its own: normalise the features before.
 
     Args:
-        in_channels: D.
+        in_channels: number of features, D.
         hidden: width of the tanh layer.
         out_channels: E of :math:`\phi`; ``None``: D. With less than D the cost is blind in some directions, in which
             nothing pulls the points. W_0 is then learned, from a random projection.

@@ -82,7 +82,7 @@ def flow_pool(
         segment_ids: graph of each node, ``(N,)``, in any order. Nodes with an id outside ``0..num_segments - 1`` are
             left out, as those that fill up a padded batch should be.
         reference: X^(0), ``(M, D)``; no gradient flows to it.
-        num_segments: B.
+        num_segments: number of graphs, B.
         masses: of the nodes, ``(N,)``; ``None``: equal.
         point_masses: of the points, ``(M,)``; ``None``: equal. No gradient flows to them.
         epsilon: a number, or one value per graph ``(B,)``.

@@ -76,7 +76,7 @@ class Attention(nn.Module):
     where some nodes are noise, which a measure with equal masses must carry along.
 
     Args:
-        in_channels: D.
+        in_channels: number of features, D.
     """
 
     def __init__(self, in_channels: int) -> None:

@@ -26,7 +26,7 @@ def kmeans(x: Tensor, num_points: int, seed: int = 0, relative: bool = True) -> 
 
     Args:
         x: features of the nodes of all graphs together.
-        num_points: M.
+        num_points: number of points, M.
         seed: of the first centres.
         relative: standardised by the mean and the variance of these features; otherwise in their own coordinates.
     """

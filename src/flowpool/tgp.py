@@ -76,7 +76,7 @@ class FlowPooling(DenseSRCPooling):
     """A graph of K points in place of every graph; see :class:`flowpool.FlowCoarsen`.
 
     Args:
-        in_channels: D.
+        in_channels: number of features, D.
         k: K, the points per graph.
         epsilon, seed, on_failure: as in :class:`flowpool.FlowPool`.
         remove_self_loops, degree_norm, edge_weight_norm, adj_transpose: how the coarse adjacency is finished, as in

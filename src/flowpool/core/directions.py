@@ -35,7 +35,7 @@ def leading_directions(
         nodes: about their mean, ``(B, N, D)``.
         masses: ``(B, N)``; a node without mass has no say.
         epsilon: ``(B,)``.
-        num_points: M.
+        num_points: number of points, M.
         resolution: see :func:`hull_tolerance`.
     """
     batch, num_nodes, dim = nodes.shape

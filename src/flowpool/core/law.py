@@ -134,7 +134,7 @@ def advance(clock: Any, num_points: int, equal: bool, tolerance: float, max_step
     """What to do next, given what was measured.
 
     Args:
-        num_points: M.
+        num_points: number of points, M.
         equal: all points have the same mass.
         tolerance: on the Newton step.
         max_steps: of all kinds together.

@@ -135,7 +135,7 @@ def kept_table(
         pools: names of `POOLS` that give clouds; None: all of these.
         features: ``"linear"``: features propagated as in SGC, then a random linear layer to ``channels``, which is
             what pools see before training. ``"propagated"``: without the layer, as wide as the dataset is.
-        num_points: M.
+        num_points: number of points, M.
         channels: d of the linear layer.
         count: at most so many graphs, drawn with the seed; None: all.
         seed: of the sample, of the layer and of the pools.

@@ -28,7 +28,7 @@ class Shape:
     Attributes:
         backbone: see `flowpool.lab.backbones`.
         channels: d, node features that the pool sees.
-        num_points: M.
+        num_points: number of points, M.
         size: the number of nodes N that a mean or a measure forgets: not handed over, appended to the pooled vector
             in units of the mean N of the training graphs, or multiplied into it.
         norm: BatchNorm before the pool, on the vector before the head, both, or none.

@@ -31,7 +31,7 @@ def pad(nodes: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, width
         nodes: ``(N, D)``.
         edge_index: ``(2, E)``.
         batch: graph of each node, sorted, ``(N,)``.
-        num_graphs: B.
+        num_graphs: number of graphs, B.
         width: at least the number of nodes of the largest graph.
     """
     sizes = graph_sizes(batch, num_graphs)

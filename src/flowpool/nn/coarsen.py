@@ -81,7 +81,7 @@ class FlowCoarsen(nn.Module):
     Args:
         in_channels: D. Asked for at once, not found out at the first call: the reference is a buffer, which has to be
             there before weights are loaded or moved.
-        num_points: M.
+        num_points: number of points, M.
         reference, seed: as in :class:`flowpool.FlowPool`, which is the submodule ``pool``.
         edge_attr: how the features of edges are handed over: ``"mean"``, weighted by how much of each edge runs between
             two points, or that weighted ``"sum"``.

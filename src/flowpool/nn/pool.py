@@ -36,8 +36,8 @@ class FlowPool(PointAggregation):
     .. math:: X^* = \arg\min_X S_\varepsilon(X, Y), \quad \text{reached by the Wasserstein gradient flow from } X^{(0)}
 
     Args:
-        in_channels: D.
-        num_points: M.
+        in_channels: number of features, D.
+        num_points: number of points, M.
         reference: X^(0): ``"normal"`` draws it with the seed; or a tensor ``(M, D)``. It is a buffer, not trained.
         seed: of the drawn reference, and of :meth:`fit_reference`.
         point_masses: a, how much of a graph each point stands for, ``(M,)``, positive; None: equal. A buffer.
@@ -135,7 +135,7 @@ class FlowPool(PointAggregation):
             x: node features, ``(N, D)``.
             index: graph of each node, ``(N,)``, in any order.
             ptr: or the offsets of nodes that are sorted by graph, ``(B + 1,)``. With both, they must agree.
-            dim_size: B.
+            dim_size: number of graphs, B.
             dim: -2, or 0 which is the same.
             max_num_elements: no graph may have more nodes than this; none is ever dropped.
             masses: of the nodes, ``(N,)``, not negative; None: all equal.

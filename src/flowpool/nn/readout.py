@@ -41,8 +41,8 @@ class FlowReadout(PointAggregation):
     r"""BatchNorm of the nodes, pooled points, size, BatchNorm of all that, ``(B, out_channels)``.
 
     Args:
-        in_channels: D.
-        num_points: M.
+        in_channels: number of features, D.
+        num_points: number of points, M.
         by: how the nodes are brought to M points. ``"step"``: one step towards each graph from a reference that is
             learned, every point receiving 1/M of the graph (:func:`flowpool.transport_pool`); it tells shapes apart
             best, and costs least. ``"flow"``: the whole flow (:class:`flowpool.FlowPool`); its points are nearest to
@@ -156,7 +156,7 @@ class FlowReadout(PointAggregation):
             x: node features, ``(N, D)``.
             index: graph of each node, ``(N,)``, in any order.
             ptr: or the offsets of nodes that are sorted by graph, ``(B + 1,)``. With both, they must agree.
-            dim_size: B.
+            dim_size: number of graphs, B.
             dim: -2, or 0 which is the same.
             max_num_elements: no graph may have more nodes than this; none is ever dropped.
             masses: of the nodes, ``(N,)``, not negative; None: all equal.

@@ -28,7 +28,7 @@ class Settings:
 
     Attributes:
         nodes, masses: columns.
-        num_points: M.
+        num_points: number of points, M.
         epsilon: relative entropic regularisation.
         divergence: whether S_eps(X*, Y) is computed too.
         reference: ``"normal"``, ``"kmeans"``, or a file: ``.npy``, or what an earlier run wrote.

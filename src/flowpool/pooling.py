@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Literal, TypeVar, cast
 
@@ -162,7 +162,7 @@ def _pool(
     solution = _solve(problem, report)
     return Pooled(
         solution.points.to(nodes.dtype), solution.residual, solution.steps, solution.status, report,
-        partial(_behind, problem, solution),
+        partial(_behind, _kept(problem, solution), solution),
     )  # fmt: skip
 
 
@@ -180,11 +180,29 @@ def _solve(problem: Problem, report: BackwardReport) -> Solution:
     return pooled_by(torch_engine, problem, report)
 
 
+def _kept(problem: Problem, solution: Solution) -> Problem:
+    """The problem without autograd history, and safe from what the caller writes into the tensors that were given."""
+    problem = problem.detached()
+    if torch.compiler.is_compiling():
+        return problem
+    tensors = problem.tensors()
+    if solution.nodes.numel():
+        # The compiled engine keeps nodes and masses, in their order; very many of them are not copied again.
+        tensors |= {"nodes": solution.nodes, "masses": solution.masses}
+        problem = replace(problem, masses=solution.masses, batch=problem.batch[solution.order])
+    else:
+        tensors = {name: value.clone() for name, value in tensors.items()}
+        problem = replace(problem, batch=problem.batch.clone())
+    return replace(problem.having(tensors), ptr=problem.ptr.clone(), epsilon=tensors["epsilon"].clone())
+
+
 @torch.no_grad()
 def _behind(problem: Problem, solution: Solution) -> Behind:
     """The graphs in their frames with the solution found there, for plans and divergences."""
-    inside, frame, order = torch_engine.framed(problem.detached())
+    inside, frame, order = torch_engine.framed(problem)
     flowed = Flowed(*(value.detach() for value in torch_engine.flowed(solution)))
+    if solution.nodes.numel():
+        order = solution.order[order]  # the nodes were kept in the order of the engine
     return Behind(inside, flowed, frame.solvable, frame.cost_unit, order)
 
 

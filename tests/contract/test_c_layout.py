@@ -197,10 +197,17 @@ def test_row_24_masses_have_the_dtype_of_the_nodes(pool: Pool, dtype: torch.dtyp
         pool(cloud(4, 2), masses=torch.ones(4, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", MIXED)
-def test_row_24_the_reference_has_the_dtype_of_the_nodes(function: Pool, dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match="reference"):
-        function(cloud(4, 2), reference=torch.arange(6).view(3, 2).to(dtype))
+def test_row_24_a_reference_of_integers_is_refused(function: Pool) -> None:
+    with pytest.raises(TypeError, match="reference is torch.int64"):
+        function(cloud(4, 2), reference=torch.arange(6).view(3, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_row_24_the_reference_takes_the_dtype_of_the_nodes(function: Pool, dtype: torch.dtype) -> None:
+    x, reference = cloud(4, 2), start(3, 2, dtype)
+    points = function(x, reference=reference).points
+    assert points.dtype == x.dtype
+    assert torch.equal(points, function(x, reference=reference.to(x.dtype)).points)
 
 
 @pytest.mark.parametrize("dtype", MIXED)

@@ -26,6 +26,7 @@ def standardised(clouds):
     return clouds.moved(centred / variance.sqrt()[clouds.batch, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0.3, 0.1])
 def test_mutag_graphs_end_in_the_basin_of_the_fine_flow(level):
     features, batch = mutag_clouds(width=8, count=12, seed=3)

@@ -19,6 +19,7 @@ BATCH = torch.tensor([0] * 6 + [1] * 5)
 REFERENCE = torch.randn(3, 2, generator=GENERATOR, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [1.0, 0.3, 0.1])
 def test_engines_agree_on_mutag(level):  # benchmarks/engines.py looks at all 188, and at NCI1
     features, batch = mutag_clouds(width=8, count=24)
@@ -41,6 +42,7 @@ def test_engines_agree_on_mutag(level):  # benchmarks/engines.py looks at all 18
     assert (one[2] - other[2])[isolated].norm() < 1e-7 * one[2][isolated].norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [1.0, 0.3])
 def test_engines_make_the_same_steps_where_they_solve_roughly(level):
     """Twelve kinds of nodes and eight points: when each engine had its own rough solutions, some graphs parted ways."""

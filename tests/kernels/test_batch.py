@@ -59,10 +59,10 @@ def adjoint(arguments: tuple[Any, ...], solved: Any, cotangent: Array, ridge: fl
     batch, frames = framed(arguments)
     order, weights = np.arange(len(batch.nodes)), np.ones(batch.nodes.shape[1])
 
+    reference = np.zeros(solved.points.shape[1:])  # a relative one has no say in gradients
     return compiled.adjoint(
-        batch, order, frames, weights, arguments[3][0].copy() if len(solved.points) else np.zeros(solved.points.shape[1:]),
-        solved.points, solved.potentials, solved.self_potentials, point_masses, epsilon, True, RESOLUTION, ridge,
-        cotangent, threads,
+        batch, order, frames, weights, reference, solved.points, solved.potentials, solved.self_potentials,
+        point_masses, epsilon, True, RESOLUTION, ridge, cotangent, threads,
     )  # fmt: skip
 
 

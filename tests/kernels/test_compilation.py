@@ -29,6 +29,7 @@ def run(program: str, *arguments: str, timeout: float = 600, **environment: str)
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)  # two of the three may have to be compiled
 def test_every_way_to_compile_gives_the_same_bits(tmp_path: Path) -> None:
     """In checked mode an access outside of its array would end the sweep with an IndexError."""

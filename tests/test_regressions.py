@@ -88,7 +88,7 @@ def test_two_nodes_and_eight_points_have_a_gradient(seed):
 def test_gradients_of_few_distinct_nodes_are_right_along_the_mean_and_scale(engine, distinct, num_points, level):
     kinds = normal(distinct, 6, seed=distinct)
     x = kinds[torch.arange(3 * distinct) % distinct].requires_grad_()
-    reference = references.normal(num_points, 6, 3).double()
+    reference = references.normal(6, num_points, 3).double()
     pooled = flow_pool(x, reference=reference, epsilon=level, engine=engine, tolerance=1e-9)
     assert int(pooled.status[0]) in FINE
     weights = normal(1, num_points, 6, seed=7)
@@ -108,7 +108,7 @@ def test_gradients_of_few_distinct_nodes_are_right_along_the_mean_and_scale(engi
 def test_a_graph_far_from_an_absolute_reference_is_reached(engine, offset):
     x = torch.cat([normal(20, 3), normal(10, 3, seed=1) + offset]).requires_grad_()
     batch = torch.tensor([0] * 20 + [1] * 10)
-    reference = references.normal(4, 3).double()
+    reference = references.normal(3, 4).double()
     pooled = flow_pool(x, batch, reference=reference, relative=False, engine=engine, epsilon=0.3)
     assert pooled.status.tolist() == [Status.OK, Status.OK]
     assert pooled.residual.max() <= 1e-5
@@ -126,7 +126,7 @@ def test_a_graph_far_from_an_absolute_reference_is_reached(engine, offset):
 def test_twins_beside_a_node_without_mass_are_one_point(engine):
     x = torch.tensor([[0.1, 0.3], [0.1, 0.3], [5.0, 5.0]], dtype=torch.float64, requires_grad=True)
     masses = torch.tensor([0.3, 0.7, 0.0], dtype=torch.float64, requires_grad=True)
-    reference = references.normal(3, 2).double()
+    reference = references.normal(2, 3).double()
     pooled = flow_pool(x, reference=reference, masses=masses, engine=engine)
     assert torch.allclose(pooled.points[0], x.detach()[:1].expand(3, 2))
     pooled.points.sum().backward()
@@ -140,7 +140,7 @@ def test_twins_beside_a_node_without_mass_are_one_point(engine):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("where", [1e7, 1e3, 0.0])
 def test_a_node_without_mass_changes_no_gradient(engine, dtype, where):
-    x, reference = normal(12, 4, dtype=dtype), references.normal(3, 4).to(dtype)
+    x, reference = normal(12, 4, dtype=dtype), references.normal(4, 3).to(dtype)
     weights = normal(1, 3, 4, seed=3, dtype=dtype)
 
     def gradients(nodes, masses):
@@ -161,7 +161,7 @@ def test_a_node_without_mass_changes_no_gradient(engine, dtype, where):
 
 @ENGINES
 def test_the_gradient_in_a_mass_that_is_zero_is_one_sided_and_right(engine):
-    x, reference = normal(9, 2), references.normal(3, 2).double()
+    x, reference = normal(9, 2), references.normal(2, 3).double()
     weights, masses = normal(1, 3, 2, seed=3), torch.tensor([0.0] + [1.0] * 8, dtype=torch.float64)
 
     def value(b):
@@ -238,7 +238,7 @@ def test_helper_threads_are_never_ended(monkeypatch):
 def test_a_flow_that_is_cut_off_where_nothing_is_definite_is_not_ok(engine, max_steps):
     """Lattices and symmetric starts have saddles; a cut-off flow must never read as arrived."""
     x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
-    reference = 1e-3 * references.normal(6, 3).double()  # all points at the mean: a saddle
+    reference = 1e-3 * references.normal(3, 6).double()  # all points at the mean: a saddle
     pooled = flow_pool(x, reference=reference, epsilon=0.05, engine=engine, max_steps=max_steps)
     assert int(pooled.status[0]) == Status.MAX_STEPS
     assert float(pooled.residual[0]) > 1e-5
@@ -256,7 +256,7 @@ def test_a_broken_graph_leaves_shared_gradients_alone(engine):
     x[7] = torch.nan
     batch = torch.arange(3).repeat_interleave(5)
     level = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    reference = references.normal(3, 2).double()
+    reference = references.normal(2, 3).double()
     pooled = flow_pool(x, batch, reference=reference, epsilon=level, engine=engine)
     (found,) = torch.autograd.grad(pooled.points[[0, 2]].square().sum(), level)
     clean = flow_pool(x[batch != 1], torch.tensor([0] * 5 + [1] * 5), reference=reference, epsilon=level, engine=engine)
@@ -266,7 +266,7 @@ def test_a_broken_graph_leaves_shared_gradients_alone(engine):
 
 @ENGINES
 def test_bits_do_not_depend_on_the_number_of_threads(engine):
-    x, reference = normal(240, 5), references.normal(4, 5).double()
+    x, reference = normal(240, 5), references.normal(5, 4).double()
     batch = torch.arange(6).repeat_interleave(40)
     before, found = torch.get_num_threads(), []
     try:

@@ -37,10 +37,11 @@ def test_row_26_gradcheck_with_twins(pool: Pool) -> None:
     assert gradcheck(lambda v: pool(v, num_points=2, tolerance=TIGHT).points, (x,))
 
 
-def test_row_26_gradcheck_in_epsilon_and_point_masses(function: Pool) -> None:
+@pytest.mark.parametrize("of_shares", [False, True])
+def test_row_26_gradcheck_in_epsilon_and_point_masses(function: Pool, of_shares: bool) -> None:
     x, batch = cloud(7, 2, seed=11), index_of([4, 3])
     epsilon = torch.tensor([0.1, 0.3]).double().requires_grad_()
-    shares = torch.tensor([1.0, 2.0, 1.5]).double().requires_grad_()
+    shares = torch.tensor([1.0, 2.0, 1.5]).double().requires_grad_(of_shares)
 
     def points(e: Tensor, a: Tensor) -> Tensor:
         return function(x, batch, epsilon=e, point_masses=a, tolerance=TIGHT).points
@@ -114,7 +115,7 @@ def test_row_27_implicit_unrolled_and_finite_differences_agree(
     cotangent = weighting(points)
     (by_rule,) = torch.autograd.grad((cotangent * points).sum(), implicit)
 
-    recorded = function(
+    recorded = Pool("function", "torch")(  # which alone records steps
         unrolled, num_points=num_points, gradient="unrolled", step_size=0.5, tolerance=1e-11, max_steps=5000
     ).points
     torch.testing.assert_close(recorded, points, rtol=0, atol=1e-8)
@@ -248,8 +249,6 @@ def test_row_30_second_derivatives_are_refused_and_never_wrong(
 
 
 def test_row_30_second_derivatives_with_a_cost_without_a_frame(function: Pool) -> None:
-    if function.engine == "compiled":
-        function = Pool("function", "torch")  # other costs are torch's alone
     x = cloud(4, 2, seed=1).requires_grad_()
     points = function(x, num_points=2, cost="cosine", max_steps=30).points
     with pytest.raises(RuntimeError, match="differentiate|derivative|once_differentiable"):
@@ -300,9 +299,7 @@ def test_row_31_only_what_needs_a_gradient_costs_one(
     points = pool(inputs["nodes"], index_of([5, 4]), masses=inputs["masses"]).points
     assert not calls
     points.sum().backward()
-    # The masses place the nodes in their frame, so that in torch a gradient for them passes through the framed nodes.
-    through_nodes = pool.engine == "torch" and names == ("masses",)
-    assert calls == [{"nodes", "masses"} if through_nodes else set(names)]
+    assert calls == [set(names)]
     for key, value in inputs.items():
         assert (value.grad is not None) == (key in names)
 
@@ -361,9 +358,10 @@ def test_row_33_peak_memory_does_not_depend_on_the_steps(engine: str) -> None:
     assert many <= 1.05 * few + 2 * 2**20
 
 
-def test_row_33_memory_stays_flat_over_two_thousand_passes(engine: str) -> None:
-    growth = int(run("memory_leak.py", engine, "2000", timeout=240, threads=1))
-    assert growth < 10 * 2**20
+def test_row_33_memory_stays_flat_over_many_passes(engine: str) -> None:
+    # A pass that kept its points alone would show: each has a few kilobytes of tensors around them.
+    growth = int(run("memory_leak.py", engine, "2000" if engine == "compiled" else "300", timeout=240, threads=1))
+    assert growth < (10 if engine == "compiled" else 2) * 2**20
 
 
 def test_row_34_backward_twice_needs_retain_graph(pool: Pool) -> None:

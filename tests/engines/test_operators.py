@@ -29,6 +29,40 @@ def test_whole_graph_compilation_equals_eager(backend):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_traced_gradient_needs_no_masses(backend):
+    def plain(nodes):
+        return flow_pool(nodes, BATCH, reference=REFERENCE, dim_size=4, epsilon=0.3).points
+
+    found = []
+    for function in (plain, torch.compile(plain, fullgraph=True, backend=backend)):
+        nodes = NODES.clone().requires_grad_()
+        found.append(torch.autograd.grad(function(nodes).square().sum(), nodes)[0])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_only_points_have_a_gradient_in_traced_calls_as_in_eager_ones(backend):
+    def both(nodes):
+        pooled = flow_pool(nodes, BATCH, reference=REFERENCE, dim_size=4, epsilon=0.3)
+        return pooled.points, pooled.residual
+
+    for function in (both, torch.compile(both, fullgraph=True, backend=backend)):
+        points, residual = function(NODES.clone().requires_grad_())
+        assert points.requires_grad and not residual.requires_grad
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            residual.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_traced_second_derivatives_are_refused(backend):
+    traced = torch.compile(pool, fullgraph=True, backend=backend)
+    nodes = NODES.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="differentiated twice|double backward"):
+        (first,) = torch.autograd.grad(traced(nodes, MASSES, BATCH).square().sum(), nodes, create_graph=True)
+        first.square().sum().backward()
+
+
 def test_bad_indices_are_refused_at_run_time_as_in_eager_mode():
     traced = torch.compile(pool, fullgraph=True, backend="eager")
     traced(NODES, MASSES, BATCH)

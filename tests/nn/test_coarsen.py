@@ -27,7 +27,8 @@ SETTINGS = {
 
 
 def layer(num_points=3, in_channels=2, **options):
-    return FlowCoarsen(in_channels, num_points, **({"tolerance": 1e-10, "engine": "torch"} | options))
+    exact = {"tolerance": 1e-10, "ridge": 1e-18, "engine": "torch"}
+    return FlowCoarsen(in_channels, num_points, **(exact | options))
 
 
 def dense_adjacency(edges, weights, num_nodes):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+_INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 def main() -> None:
@@ -14,4 +17,12 @@ def main() -> None:
             raise
         print("The command flowpool needs packages of the extra lab: pip install 'flowpool[lab]'.", file=sys.stderr)
         raise SystemExit(2) from None
-    app(prog_name="flowpool")
+    try:
+        app(prog_name="flowpool")
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            # Whatever counts is written; to take torch apart would keep an impatient user waiting for seconds.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED)
+        raise

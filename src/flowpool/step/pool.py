@@ -26,7 +26,7 @@ from flowpool.costs import Cost, CostFunction
 from flowpool.inputs import check_choice, check_flag, check_like, checked_epsilon, checked_point_masses
 from flowpool.options import ENGINES, Engine
 from flowpool.step.balance import balanced
-from flowpool.step.ragged import products_of_rows, sums_of_products, use_kernels
+from flowpool.step.ragged import opaque, products_of_rows, sums_of_products, use_kernels
 
 _NOTHING = 1e-30  # share of a graph below which a point is told to have received nothing
 _ROUNDING = 1e-14  # of a mean square, below which a variance is not told from that of a single node
@@ -162,7 +162,27 @@ def precise_clouds(
     if masses is not None:
         check_like(masses, nodes, "masses", name)
         masses = masses.to(precision)
-    return make_clouds(nodes.to(precision), batch, ptr, masses, dim_size)
+    nodes = nodes.to(precision)
+    if not torch.compiler.is_compiling() or dim_size is None:
+        return make_clouds(nodes, batch, ptr, masses, dim_size)
+    offsets, order = sorted_by_graph(nodes.detach(), batch, ptr, masses, dim_size)
+    weights = torch.ones_like(nodes[:, 0]) if masses is None else masses[order]
+    clouds = Clouds.from_ptr(nodes[order], weights, offsets)
+    return Clouds(clouds.nodes, weights / clouds.sum(weights)[clouds.batch], offsets, clouds.batch), order
+
+
+@opaque(
+    lambda nodes, batch, ptr, masses, num_graphs: (
+        nodes.new_empty(num_graphs + 1, dtype=torch.long),
+        nodes.new_empty(nodes.shape[0], dtype=torch.long),
+    )
+)
+def sorted_by_graph(
+    nodes: Tensor, batch: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
+) -> tuple[Tensor, Tensor]:
+    """Offsets of the graphs ``(B + 1,)`` and the order ``(N,)`` of clouds, whose checks ask for values: for traced graphs."""
+    clouds, order = make_clouds(nodes, batch, ptr, masses, num_graphs)
+    return clouds.ptr.clone(), order.clone()
 
 
 def without_broken(clouds: Clouds) -> tuple[Clouds, Tensor | None]:

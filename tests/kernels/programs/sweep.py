@@ -55,7 +55,7 @@ def main() -> None:
         level = float(10 ** rng.uniform(-1.5, 1))
         pooled = flow_pool(
             x, batch, reference=reference, masses=masses, point_masses=shares, epsilon=level, engine="compiled",
-            max_steps=25,
+            max_steps=80,
         )  # fmt: skip
         weights = torch.from_numpy(rng.standard_normal(pooled.points.shape)).to(dtype)
         gradients = torch.autograd.grad((pooled.points * weights).sum(), (x, masses))

@@ -59,7 +59,9 @@ def test_otke_is_the_pool_of_the_bench():
     fitted = OTKE(3, random_state=0).fit(SETS)
     pool = POOLS["otke"](2, 3).double()
     with torch.no_grad():
-        pool.reference.copy_(torch.from_numpy(fitted.reference_))
+        pool.anchors = torch.nn.Parameter(torch.from_numpy(fitted.anchors_))
+        pool.reference = torch.nn.Parameter(torch.from_numpy(fitted.reference_))
+        pool.bandwidth.fill_(fitted.bandwidth_)
         batch = torch.arange(8).repeat_interleave(torch.tensor([len(members) for members in SETS]))
         found = pool(torch.from_numpy(np.concatenate(SETS)), torch.empty(2, 0, dtype=torch.long), batch, 8).vector
     np.testing.assert_allclose(fitted.transform(SETS), found, atol=1e-4)

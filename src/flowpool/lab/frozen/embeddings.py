@@ -9,8 +9,11 @@ import numpy as np
 import ot
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.metrics.pairwise import rbf_kernel
 
+from flowpool.lab.pools.otke import JITTER
 from flowpool.sklearn import FlowVectorizer
 from flowpool.sklearn.sets import Sets, read_sets
 from flowpool.step.pool import transport_pool
@@ -88,18 +91,28 @@ class WEGL(_Referenced):
 
 
 class OTKE(_Referenced):
-    """Optimal transport kernel embedding (Mialon et al., 2021) with the linear kernel and its usual regularisation.
+    """Optimal transport kernel embedding (Mialon et al., 2021) with the Gaussian kernel, by Nystroem features.
 
-    Its plan has the greatest mean product of members and reference points. With given masses on both sides that is the
-    plan of the squared distance with twice the regularisation.
+    As the pool of the bench, with more anchors. Its plan has the greatest mean product of features and reference points.
+    With given masses on both sides that is the plan of the squared distance with twice the regularisation.
     """
 
     EPSILON = 0.5
+    NUM_ANCHORS = 64
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        anchors = FlowVectorizer(self.NUM_ANCHORS, random_state=self.random_state).fit(X, sample_weight=sample_weight)
+        self.anchors_: Floats = anchors.reference_  # (K, D)
+        sets = read_sets(X, sample_weight)
+        masses = sets.masses / len(sets)
+        squares = ((sets.members - masses @ sets.members) ** 2).sum(1)
+        self.bandwidth_ = math.sqrt(float(masses @ squares)) or 1.0
+        return super().fit(self._features(sets).arrays(), sample_weight=sample_weight)
 
     def transform(self, X: Any, sample_weight: Any = None) -> Floats:
-        sets = read_sets(X, sample_weight)
+        sets = self._features(read_sets(X, sample_weight))
         received = transport_pool(
-            torch.from_numpy(sets.members.astype(np.float64)),
+            torch.from_numpy(sets.members),
             ptr=torch.from_numpy(sets.ptr),
             reference=torch.from_numpy(self.reference_),
             epsilon=2 * self.EPSILON,
@@ -108,3 +121,11 @@ class OTKE(_Referenced):
         )
         vectors: Floats = received.points.flatten(1).numpy() / math.sqrt(len(self.reference_))
         return vectors
+
+    def _features(self, sets: Sets) -> Sets:
+        """Members ``(N, K)`` whose inner products approximate the kernel."""
+        gamma = 1 / (2 * self.bandwidth_**2)
+        among = rbf_kernel(self.anchors_, gamma=gamma) + JITTER * np.eye(len(self.anchors_))
+        between = rbf_kernel(self.anchors_, sets.members.astype(np.float64), gamma=gamma)  # (K, N)
+        factor = np.linalg.cholesky(among)
+        return sets.with_members(np.ascontiguousarray(solve_triangular(factor, between, lower=True).T))

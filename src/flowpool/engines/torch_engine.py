@@ -288,8 +288,12 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
         chosen = frame.solvable.nonzero().squeeze(-1)
         part, count = inside.detached().select(chosen), problem.num_graphs
         ended = Flowed(*(value[chosen] for value in flowed(solution)))
-        parameters = [name for name in part.geometry.tensors if "cost." + name in wanted]
-        found = adjoint_framed(part, ended, seed[chosen], problem.options.ridge, {*wanted, *parameters})
+        # What is wanted outside depends on these inside: a relative epsilon, for one, on the nodes.
+        inner = {"nodes": inside.clouds.nodes, "masses": inside.clouds.masses, "epsilon": inside.epsilon}
+        inner |= {"point_masses": inside.point_masses, **inside.geometry.tensors}
+        needed = {name for name, value in inner.items() if value.requires_grad}
+        parameters = [name for name in inside.geometry.tensors if name in needed]
+        found = adjoint_framed(part, ended, seed[chosen], problem.options.ridge, needed)
         own = frame.solvable[inside.clouds.batch]
         pairs = [
             (outside, cotangent),

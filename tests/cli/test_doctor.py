@@ -14,7 +14,7 @@ from flowpool.lab.compile import num_calls
 
 
 def test_all_is_well_here() -> None:
-    result = CliRunner().invoke(app, ["doctor", "--json"])
+    result = CliRunner().invoke(app, ["doctor", "--json"], env={"COLUMNS": "140"})
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["healthy"]
@@ -47,7 +47,7 @@ def test_wrong_points_and_exceptions_are_found(monkeypatch: pytest.MonkeyPatch) 
         return pooled
 
     monkeypatch.setattr(flowpool, "flow_pool", wrong)
-    result = CliRunner().invoke(app, ["doctor"])
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "140"})
     assert result.exit_code == 1
     assert "failed  torch engine: all OK; largest velocity left" in result.stdout
     assert "failed  compiled engine: OSError: the cache folder is read-only" in result.stdout
@@ -64,7 +64,7 @@ def test_a_missing_package_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_compile_runs_every_kind_of_call() -> None:
-    result = CliRunner().invoke(app, ["compile"])
+    result = CliRunner().invoke(app, ["compile"], env={"COLUMNS": "140"})
     assert result.exit_code == 0, result.output
     assert "The kernels are compiled" in result.stdout
     assert num_calls() == 8

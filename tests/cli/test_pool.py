@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["pool", *arguments])
+    return CliRunner().invoke(app, ["pool", *arguments], env={"COLUMNS": "140"})
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -55,11 +55,11 @@ def test_the_browser_is_asked_to_open_the_address(tmp_path: Path) -> None:
 
 
 def test_mistakes_end_it_with_one_sentence() -> None:
-    result = CliRunner().invoke(app, ["explore", "--no-open", "--data", "/nowhere/at/all"])
+    result = CliRunner().invoke(app, ["explore", "--no-open", "--data", "/nowhere/at/all"], env={"COLUMNS": "140"})
     assert result.exit_code == 2
     assert "--data names /nowhere/at/all, which does not exist." in result.output
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(app, ["explore", "--no-open", "--port", str(port)])
+        result = CliRunner().invoke(app, ["explore", "--no-open", "--port", str(port)], env={"COLUMNS": "140"})
     assert result.exit_code == 2
     assert f"Port {port} cannot be used: Address already in use." in result.output

@@ -43,7 +43,10 @@ def test_implicit_norm_is_that_of_the_library() -> None:
         end, _ = descend(energy, start[None], 2 * vanishing.TAU / vanishing.NUM_POINTS, 400, tolerance=1e-13)
     solved = energy.evaluate(end, tolerance=1e-14)
     basis = torch.eye(start.numel(), dtype=start.dtype).view(-1, 1, *start.shape)
-    rows = [vector_jacobian(energy, solved, vector, 0.0, {"nodes"})[0].nodes for vector in basis]
+    rows = [
+        vector_jacobian(energy, solved, vector, torch.zeros_like(energy.epsilon), {"nodes"})[0].nodes
+        for vector in basis
+    ]
     assert float(torch.stack(rows).norm()) == pytest.approx(decay.implicit, rel=1e-6)
 
 

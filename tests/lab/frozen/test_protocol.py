@@ -120,7 +120,7 @@ def test_settings_of_a_kernel_of_its_own_vary_the_penalty_alone():
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(app, ["evaluate", *arguments])
+    return CliRunner().invoke(app, ["evaluate", *arguments], env={"COLUMNS": "140"})
 
 
 def test_the_command_prints_a_table_and_writes_a_report(monkeypatch):

@@ -76,7 +76,7 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     made = engine.make_batch(given, engine.share(masses.numpy(), places, ptr), ptr)
     features = np.ones(FEATURES) if weights is None else weights.detach().numpy()
     frames = engine.Frames.of(engine.frame(made, features))
-    start, inside = engine.begin(frames, reference.numpy(), epsilon.numpy(), relative)
+    start, inside = engine.begin(frames, reference.numpy(), np.full(COUNT, 1 / COUNT), epsilon.numpy(), relative)
     solvable = frame.solvable.numpy()
     assert np.array_equal(frames.kind == 0, solvable)
     assert frames.kind.tolist() == [0, 2, 1, 0, 1, 3, 0]

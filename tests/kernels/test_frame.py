@@ -84,7 +84,7 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     np.testing.assert_allclose(frames.mean, frame.mean.detach(), rtol=1e-14, atol=1e-15)
     scale = frame.scale.detach().expand(-1, FEATURES).numpy()
     np.testing.assert_allclose(frames.scale[solvable], scale[solvable], rtol=2e-15)
-    np.testing.assert_allclose(start[solvable], frame.start[solvable], rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(start[solvable], frame.start.detach()[solvable], rtol=1e-14, atol=1e-14)
     np.testing.assert_allclose(inside[solvable], frame.epsilon.detach()[solvable], rtol=1e-14)
 
     # Any loss of what leaves the frame, and of what the solver meets in it.

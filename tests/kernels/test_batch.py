@@ -288,9 +288,12 @@ def test_works_after_fork() -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        same = np.array_equal(solve(arguments, threads=2).points, expected.points)
-        os.write(writer, b"1" if same else b"0")
-        os._exit(0)
+        same = False
+        try:
+            same = np.array_equal(solve(arguments, threads=2).points, expected.points)
+        finally:  # whatever happens, the child must not go on with the tests of its parent
+            os.write(writer, b"1" if same else b"0")
+            os._exit(0)
     os.close(writer)
     assert os.read(reader, 1) == b"1"
     assert os.waitpid(child, 0)[1] == 0

@@ -7,7 +7,6 @@ import torch
 from flowpool.core.frame import make_frame
 from flowpool.core.measures import make_clouds
 from flowpool.costs import Mahalanobis, SquaredEuclidean, bind
-from flowpool.engines.torch_engine import _near
 from flowpool.kernels import batch as engine
 from flowpool.kernels.frame import enter_frames, leave_frames
 
@@ -77,8 +76,7 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     made = engine.make_batch(given, engine.share(masses.numpy(), places, ptr), ptr)
     features = np.ones(FEATURES) if weights is None else weights.detach().numpy()
     frames = engine.Frames.of(engine.frame(made, features))
-    equal = np.full(COUNT, 1 / COUNT)
-    start, inside = engine.begin(frames, reference.numpy(), equal, epsilon.numpy(), relative)
+    start, inside = engine.begin(frames, reference.numpy(), np.full(COUNT, 1 / COUNT), epsilon.numpy(), relative)
     solvable = frame.solvable.numpy()
     assert np.array_equal(frames.kind == 0, solvable)
     assert frames.kind.tolist() == [0, 2, 1, 0, 1, 3, 0]
@@ -86,8 +84,7 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     np.testing.assert_allclose(frames.mean, frame.mean.detach(), rtol=1e-14, atol=1e-15)
     scale = frame.scale.detach().expand(-1, FEATURES).numpy()
     np.testing.assert_allclose(frames.scale[solvable], scale[solvable], rtol=2e-15)
-    near = _near(frame.start.detach(), torch.from_numpy(equal))  # where solving begins
-    np.testing.assert_allclose(start[solvable], near[solvable], rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(start[solvable], frame.start.detach()[solvable], rtol=1e-14, atol=1e-14)
     np.testing.assert_allclose(inside[solvable], frame.epsilon.detach()[solvable], rtol=1e-14)
 
     # Any loss of what leaves the frame, and of what the solver meets in it.
@@ -103,7 +100,7 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     if not relative:
         to_start = torch.where(frame.solvable[:, None, None], random(GRAPHS, COUNT, FEATURES), 0.0)
     loss = loss + (frame.start * to_start).sum()
-    begun = np.stack([to_start.numpy().sum(1), (to_start * frame.start).detach().numpy().sum(1)])
+    begun = np.stack([to_start.numpy().sum(1), (to_start.numpy() * start).sum(1)])
     inputs = (rows, b, level, *space.tensors.values())
     expected = torch.autograd.grad(loss, inputs)
 

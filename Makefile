@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: demo test lint docs bench figures clean
+.PHONY: demo test quick lint docs bench figures clean
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
@@ -33,6 +33,10 @@ demo: .venv/lab
 # Workers with one thread each: more would wait for one another.
 test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# What to run while writing: the core, the engines and the kernels.
+quick: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow" tests/core tests/engines tests/kernels tests/test_layout.py tests/test_regressions.py
 
 lint: .venv/dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

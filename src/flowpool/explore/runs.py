@@ -35,7 +35,7 @@ def answer(folder: Path, body: fields.Body) -> dict[str, Any]:
     rows = compare(results, pools, reference)
     return {
         "dataset": configuration["dataset"],
-        "about": describe(configuration),
+        "about": describe(configuration) if "backbone" in configuration else f"{configuration['protocol']} protocol",
         "reference": reference,
         "rows": [_shown(row) for row in sorted(rows, key=lambda row: -row.accuracy.mean)],
         "report": (place / REPORT).is_file(),

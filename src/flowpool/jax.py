@@ -72,7 +72,7 @@ def flow_pool(
     tolerance: float = 1e-5,
     max_steps: int = 1000,
     step_size: float | None = None,
-    ridge: float = 1e-18,
+    ridge: float | None = None,
     engine: Literal["auto", "compiled", "torch"] = "auto",
 ) -> Pooled:
     """The M points per graph whose Sinkhorn divergence to the node cloud is least; see :func:`flowpool.flow_pool`.

@@ -16,7 +16,6 @@ from functools import wraps
 from textwrap import indent
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
-from flowpool.core.constants import RIDGE
 from flowpool.costs import CostFunction
 from flowpool.inputs import check_choice, check_flag, check_number, checked_count
 
@@ -44,7 +43,8 @@ class FlowOptions(TypedDict, total=False):
     max_steps: cap on the steps of all kinds.
     step_size: fixed step of Algorithm 1 for the explicit part of the flow; None chooses it by its error. A step of one
         jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
-    ridge: lambda of the Tikhonov term in the backward pass, relative to the square of the Hessian's scale.
+    ridge: lambda of the Tikhonov term in the backward pass, ``(A + lambda I) J = B`` in section 8.2 of the paper: relative to
+        the square of the Hessian's scale, or absolute where ``relative=False``. None: as good as none.
     engine: ``"torch"`` (any device, any cost), ``"compiled"`` (squared Euclidean or diagonal Mahalanobis cost),
         ``"auto"``. They give the same answers.
     on_failure: for graphs that were not pooled to the tolerance: ``"ignore"``, ``"warn"`` (once for each kind of status,
@@ -59,7 +59,7 @@ class FlowOptions(TypedDict, total=False):
     tolerance: float
     max_steps: int
     step_size: float | None
-    ridge: float
+    ridge: float | None
     engine: Engine
     on_failure: OnFailure
 
@@ -73,7 +73,7 @@ class Options:
     tolerance: float = 1e-5
     max_steps: int = 1000
     step_size: float | None = None
-    ridge: float = RIDGE
+    ridge: float | None = None
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:
@@ -90,9 +90,10 @@ class Options:
                 raise ValueError(
                     f"step_size is {self.step_size}; pass a value in (0, 1], or None to let the error choose it."
                 )
-        check_number("ridge", self.ridge)
-        if not self.ridge >= 0 or not math.isfinite(self.ridge):
-            raise ValueError(f"ridge is {self.ridge}; pass a value >= 0.")
+        if self.ridge is not None:
+            check_number("ridge", self.ridge)
+            if not self.ridge >= 0 or not math.isfinite(self.ridge):
+                raise ValueError(f"ridge is {self.ridge}; pass a value >= 0.")
 
 
 @dataclass(frozen=True)

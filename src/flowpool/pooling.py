@@ -13,8 +13,7 @@ from typing import Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from flowpool import costs, references
-from flowpool.core.constants import RIDGE
+from flowpool import costs, references, trial
 from flowpool.core.flow import Flowed
 from flowpool.core.measures import check_features, graphs_of, require_like
 from flowpool.costs import Cost, CostFunction
@@ -47,7 +46,7 @@ def flow_pool(
     tolerance: float = 1e-5,
     max_steps: int = 1000,
     step_size: float | None = None,
-    ridge: float = RIDGE,
+    ridge: float | None = None,
     engine: Literal["auto", "compiled", "torch"] = "auto",
 ) -> Pooled:
     r"""The M points per graph whose Sinkhorn divergence to the node cloud is least.
@@ -77,7 +76,8 @@ def flow_pool(
         max_steps: cap on the steps of all kinds.
         step_size: fixed step of Algorithm 1 for the explicit part of the flow; ``None`` chooses it by its error. A
             step of one jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
-        ridge: lambda of the Tikhonov term in the backward pass, relative to the square of the Hessian's scale.
+        ridge: lambda of the Tikhonov term in the backward pass, ``(A + lambda I) J = B`` in section 8.2 of the paper: relative
+            to the square of the Hessian's scale, or absolute where ``relative=False``. ``None``: as good as none.
         engine: ``"torch"`` (any device, any cost), ``"compiled"`` (CPU, squared Euclidean or diagonal Mahalanobis cost),
             ``"auto"``.
 
@@ -116,8 +116,6 @@ def flow_pool(
     ground = costs.resolve(cost)
     if isinstance(masses, Tensor):
         require_like(masses, nodes, "masses")
-    if debias:
-        _check_symmetry(ground, reference)
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
         return _pool(nodes, batch, ptr, reference, masses, point_masses, dim_size, ground, epsilon, relative, options)
 
@@ -145,6 +143,10 @@ def _pool(
         offsets, graph = graphs_of(nodes.detach(), batch, ptr, masses, dim_size)
     start = reference.to(precision).contiguous()
     _check_size(offsets.shape[0] - 1, *start.shape)
+    geometry = costs.bind(cost, precision, nodes.device)
+    if not cost.known:
+        implicit = torch.is_grad_enabled() and options.gradient == "implicit"
+        geometry = trial.tried(geometry, start, options.debias, implicit)
     problem = Problem(
         nodes.to(wide),
         None if masses is None else masses.to(wide),
@@ -154,7 +156,7 @@ def _pool(
         _checked_point_masses(point_masses, reference).to(precision),
         _checked_epsilon(epsilon, offsets.shape[0] - 1, start),
         relative,
-        costs.bind(cost, precision, nodes.device),
+        geometry,
         torch.finfo(nodes.dtype).eps,
         options,
     )
@@ -256,20 +258,3 @@ def _checked_point_masses(point_masses: Tensor | None, reference: Tensor) -> Ten
         )
     precise = point_masses.double()
     return precise / precise.sum()
-
-
-def _check_symmetry(cost: Cost, reference: Tensor) -> None:
-    """A debiased divergence needs C(x, y) = C(y, x); only costs that we did not write can break that."""
-    if not isinstance(cost, costs.Custom) or reference.shape[0] < 2:
-        return
-    with torch.no_grad():
-        geometry = costs.bind(cost, reference.dtype, reference.device)
-        matrix = geometry.matrix(reference.unsqueeze(0), reference.unsqueeze(0))[0]
-    gap = (matrix - matrix.T).abs()
-    if bool((gap > 1e-4 * matrix.abs().amax()).any()):
-        first, second = divmod(int(gap.argmax()), matrix.shape[0])
-        raise ValueError(
-            f"The cost is not symmetric: C(x{first}, x{second}) = {float(matrix[first, second]):g}, but "
-            f"C(x{second}, x{first}) = {float(matrix[second, first]):g}. The divergence needs a symmetric cost; "
-            "pass debias=False to use this one."
-        )

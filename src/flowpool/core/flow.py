@@ -107,6 +107,8 @@ class _Way:
         self.vectors = {name: torch.zeros_like(start) for name in (*_VECTORS, "before")}
         self.curvature: Curvature | None = None
         self._part: tuple[tuple[int, ...], Tensor, Energy] | None = None
+        self._moves = [0] * len(start)  # how often each cloud has moved, or its curvature was looked at
+        self._last: tuple[tuple[tuple[int, int], ...], Evaluation, System] | None = None
 
     def perform(self, requests: dict[int, int], clocks: list[_Clock]) -> None:
         """Does what the clouds are asked for, and writes what was measured on their clocks."""
@@ -133,6 +135,11 @@ class _Way:
         if clouds:
             index = self._index(clouds)
             self.here = put(self.here, index, take(self.there, index))
+            self._note(clouds)
+
+    def _note(self, clouds: list[int]) -> None:
+        for cloud in clouds:
+            self._moves[cloud] += 1
 
     def _index(self, clouds: list[int]) -> Tensor:
         """Where some clouds are; a lone one stands twice if it must not be computed alone."""
@@ -203,11 +210,17 @@ class _Way:
         found = curvature(energy, take(self.here, index))
         whole = blank(found, len(self.here.points)) if self.curvature is None else self.curvature
         self.curvature = put(whole, index, found)
+        self._note(clouds)
 
     def _system(self, clouds: list[int]) -> tuple[Tensor, Evaluation, System]:
+        """What linear systems with the Hessian at X need; the last is kept, for the next request is often for the same."""
         index, energy = self._select(clouds)
-        here = take(self.here, index)
-        return index, here, System(take(self.curvature, index), hessian_product(energy, here))  # type: ignore[arg-type]
+        key = tuple((cloud, self._moves[cloud]) for cloud in clouds)
+        if self._last is None or self._last[0] != key:
+            here = take(self.here, index)
+            system = System(take(self.curvature, index), hessian_product(energy, here))  # type: ignore[arg-type]
+            self._last = key, here, system
+        return index, *self._last[1:]
 
     def _solve_shifted(self, clouds: list[int], clocks: list[_Clock], request: int) -> None:
         index, here, system = self._system(clouds)

@@ -4,6 +4,9 @@ Where the cost allows it (it commutes with moving and scaling both clouds), a gr
 variance one. A cost that only weighs the features is taken into the frame, by an own unit for each of them, so that
 the solver meets the squared Euclidean cost. The way there and back is made of ordinary differentiable tensors, so that
 the dependence of the frame on the nodes, on their masses and on the weights of the features needs no further thought.
+
+With an absolute reference and epsilon no pooled point depends on the frame: it is a choice of coordinates, and its mean and
+unit are constants.
 """
 
 from __future__ import annotations
@@ -86,13 +89,16 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
         framed, origin, unit = clouds, torch.zeros_like(mean), torch.ones_like(radius)
         scale = unit.unsqueeze(-1)
     else:
-        origin, unit = mean, radius
-        if weights is None:
-            scale = radius.unsqueeze(-1)
-        else:
+        unit, per_feature = radius, torch.ones_like(radius).unsqueeze(-1)
+        if weights is not None:
             weighted = centred * weights
             unit, single = _radius(clouds, weighted, _largest(clouds, weighted), single)
-            scale, geometry = unit.unsqueeze(-1) / weights, Geometry(SquaredEuclidean())
+            per_feature, geometry = 1 / weights, Geometry(SquaredEuclidean())
+        origin = mean
+        if not relative:  # all points of a graph that is one point sit at its mean, however that moves
+            origin, unit = torch.where(single.unsqueeze(-1), mean, mean.detach()), unit.detach()
+            centred = nodes - origin[clouds.batch]
+        scale = unit.unsqueeze(-1) * per_feature
         framed = clouds.moved(centred / scale[clouds.batch])
     centre, size = (mean - origin) / scale, radius.unsqueeze(-1) / scale  # of the graph in its frame
 

@@ -71,6 +71,8 @@ def _obstacle(problem: Problem) -> str | None:
         return "it descends the Sinkhorn divergence, not the loss alone (debias=False)"
     if options.step_size is not None:
         return "it chooses its steps itself (step_size is given)"
+    if geometry.feature_weights is not None and options.ridge is not None and not problem.relative:
+        return "it knows the ridge of a Mahalanobis cost in relative units only (relative=False)"
     if problem.point_masses.requires_grad and torch.is_grad_enabled():
         return "it gives no gradient in point_masses"
     return None

@@ -33,7 +33,7 @@ class _Given(NamedTuple):
     resolution: float
     tolerance: float
     max_steps: int
-    ridge: float
+    ridge: float | None
 
     def problem(self) -> Problem:
         geometry = Geometry(SquaredEuclidean())
@@ -73,7 +73,7 @@ def solve(
     resolution: float,
     tolerance: float,
     max_steps: int,
-    ridge: float,
+    ridge: float | None,
 ) -> list[Tensor]:
     """The fields of :class:`flowpool.engines.seam.Solution`; ``ridge`` is for the backward pass."""
     given = _Given(
@@ -126,7 +126,7 @@ def adjoint(
     weight: Tensor | None,
     relative: bool,
     resolution: float,
-    ridge: float,
+    ridge: float | None,
     behind: list[Tensor],
     cotangent: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flowpool.core import flow
-from flowpool.core.constants import FARAWAY
+from flowpool.core.constants import FARAWAY, RIDGE
 from flowpool.core.divergence import Energy
 from flowpool.core.flow import Flowed
 from flowpool.core.frame import Frame, make_frame
@@ -155,11 +155,22 @@ class FramedGradients(NamedTuple):
 
 @torch.no_grad()
 def adjoint_framed(
-    problem: Framed, ended: Flowed, cotangent: Tensor, ridge: float, wanted: set[str]
+    problem: Framed,
+    ended: Flowed,
+    cotangent: Tensor,
+    ridge: float,
+    wanted: set[str],
+    unit: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> FramedGradients:
     """Gradients of ``<cotangent, X*>`` for all graphs, by :func:`flowpool.core.implicit.vector_jacobian`.
 
     What is not in ``wanted`` costs nothing and comes back as zeros.
+
+    Args:
+        ridge: lambda, in units of the square of the Hessian's scale.
+        unit: or, if this is how much the frame's unit of curvature is outside, ``(B,)``, as it stands in the paper.
+        weights: of the features in the frame, see :meth:`flowpool.core.systems.System.adjoint`.
     """
     clouds, tensors = problem.clouds, problem.geometry.tensors
     nodes = torch.cat([torch.zeros_like(clouds.nodes), clouds.nodes.new_zeros(1, clouds.nodes.shape[1])])
@@ -174,7 +185,10 @@ def adjoint_framed(
             ended.points[graphs], ended.potential[graphs], ended.self_potential[graphs], _TIGHT
         )
         seed = cotangent[graphs] * fresh[:, None, None]
-        found, system = vector_jacobian(energy, solved, seed, torch.full_like(energy.epsilon, ridge), wanted)
+        level = torch.full_like(energy.epsilon, ridge)
+        if unit is not None:
+            level = level / (unit[graphs] * energy.scales.stiffness.mean(-1)).square()
+        found, system = vector_jacobian(energy, solved, seed, level, wanted, weights)
         if found.nodes is not None:
             nodes[bucket.gather[fresh]] = found.nodes[fresh]
         if found.masses is not None:
@@ -284,6 +298,9 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
             inside, frame, _ = framed(problem.having(leaves))
             points = solution.inside.detach().requires_grad_()
             outside = frame.outside(points).to(problem.nodes.dtype)
+            fixed = inside.start  # along flat directions the points are where they began, or, if that is absolute, ...
+            if not problem.relative:  # ... nothing that happens to the frame moves them
+                fixed = (frame.outside(points.detach()).detach() - frame.mean.unsqueeze(1)) / frame.scale.unsqueeze(1)
         seed = torch.autograd.grad(outside, points, cotangent, retain_graph=True)[0].nan_to_num(0.0)
         chosen = frame.solvable.nonzero().squeeze(-1)
         part, count = inside.detached().select(chosen), problem.num_graphs
@@ -293,7 +310,14 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
         inner |= {"point_masses": inside.point_masses, **inside.geometry.tensors}
         needed = {name for name, value in inner.items() if value.requires_grad}
         parameters = [name for name in inside.geometry.tensors if name in needed]
-        found = adjoint_framed(part, ended, seed[chosen], problem.options.ridge, needed)
+        ridge, unit, weights = RIDGE if problem.options.ridge is None else problem.options.ridge, None, None
+        if not problem.relative and problem.options.ridge is not None:
+            weights = problem.geometry.feature_weights
+            scale = frame.scale if weights is None else frame.scale * weights
+            unit = frame.cost_unit / scale.detach()[:, 0].square()
+        found = adjoint_framed(
+            part, ended, seed[chosen], ridge, needed, None if unit is None else unit[chosen], weights
+        )
         own = frame.solvable[inside.clouds.batch]
         pairs = [
             (outside, cotangent),
@@ -301,7 +325,7 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
             (inside.clouds.masses, torch.zeros_like(inside.clouds.masses).masked_scatter(own, found.masses)),
             (inside.epsilon, _rows(found.epsilon, chosen, count)),
             (inside.point_masses, found.point_masses),
-            (inside.start, _rows(found.start, chosen, count)),
+            (fixed, _rows(found.start, chosen, count)),
             *((inside.geometry.tensors[name], found.parameters[name]) for name in parameters),
         ]
         pairs = [(value, gradient) for value, gradient in pairs if value.requires_grad]

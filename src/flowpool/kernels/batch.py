@@ -286,7 +286,7 @@ def adjoint(
     Args:
         order: which node of the caller stands at each place, ``(N,)``.
         weights: as for :func:`frame`.
-        reference: as for :func:`begin`. Where it is absolute, flat directions of X* depend on the frame through it.
+        reference: as for :func:`begin`.
         points, potentials, self_potentials: of :class:`Solved`.
         epsilon: as given, ``(B,)``.
         relative: as for :func:`begin`.
@@ -304,7 +304,7 @@ def adjoint(
     _require(epsilon, (graphs,), "epsilon")
     if order.shape != (len(nodes),):
         raise ValueError(f"order has shape {order.shape}; expected ({len(nodes)},).")
-    start, level = begin(frames, reference, point_masses, epsilon, relative)
+    _, level = begin(frames, reference, point_masses, epsilon, relative)
     left = np.zeros((0 if relative else graphs, count, features))  # of the cotangent, along flat directions
     seed = cotangent * frames.scale[:, None]  # gradient in X* in the frame
     # Rows of large graphs stay untouched and so cost no memory.
@@ -333,12 +333,10 @@ def adjoint(
 
         run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
     shape = (frames.kind, frames.scale, frames.unit, frames.share, weights, points, cotangent)
-    begun = np.zeros((2, graphs, features))
-    if not relative:
-        begun = np.stack([left.sum(1), (left * start).sum(1)])
+    fixed = np.zeros((graphs, features)) if relative else (left * points).sum(1)
     leave_frames(
-        framed, masses, ptr, order, others, *shape, level, relative, inside.nodes, inside.masses, inside.epsilon,
-        *begun, np.empty((5, features)), to_nodes, to_masses, to_weights,
+        framed, masses, ptr, order, others, *shape, relative, inside.nodes, inside.masses, fixed, np.empty((5, features)),
+        to_nodes, to_masses, to_weights,
     )  # fmt: skip
     for graph in large:
         from flowpool.kernels.large import Leaving
@@ -351,8 +349,6 @@ def adjoint(
             *shape,
             answer.total,
             answer.moment,
-            answer.epsilon,
-            level[graph],
             relative,
             *frame_terms[:3],
             to_weights,

@@ -227,8 +227,7 @@ def place_points(points, mean, scale, kind, singular, residual, status, placed):
 
 @shared
 def frame_response(  # type: ignore[no-untyped-def]
-    graph, kind, scale, unit, share, weights, points, cotangent, total, moment, grad_epsilon, epsilon, relative, shift,
-    stretch, tilt, to_weights,
+    graph, kind, scale, unit, share, weights, points, cotangent, total, moment, relative, shift, stretch, tilt, to_weights,
 ):  # fmt: skip
     """How the frame of a graph answers to gradients: what is added to those that its nodes have in the frame.
 
@@ -239,7 +238,7 @@ def frame_response(  # type: ignore[no-untyped-def]
         points: X* in the frame, ``(B, M, D)``.
         cotangent: gradient in X* outside, ``(B, M, D)``.
         total, moment: sums of ``grad y`` and of ``y grad y`` over the nodes, ``(D,)``.
-        epsilon, grad_epsilon: in the frame; they depend on the unit unless epsilon is relative.
+        relative: otherwise mean and unit of the frame are constants, but for a graph that is one point.
         to_weights: gets the gradient in w, ``(B, D)``.
     """
     count, features = points.shape[1], points.shape[2]
@@ -250,14 +249,12 @@ def frame_response(  # type: ignore[no-untyped-def]
             outer += cotangent[graph, i, d]
             inner += cotangent[graph, i, d] * points[graph, i, d]
         to_scale = inner - moment[d] / scale[graph, d]
-        shift[d] = outer - total[d] / scale[graph, d]
+        shift[d] = outer - total[d] / scale[graph, d] if relative or kind[graph] != CLOUD else 0.0
         tilt[d] = shift[d] * scale[graph, d]
         to_unit += to_scale / weights[d]
         to_weights[graph, d] = -to_scale * scale[graph, d] / weights[d]
-    if not relative:
-        to_unit -= 2.0 * grad_epsilon * epsilon / unit[graph]
-    if kind[graph] != CLOUD:
-        to_unit = 0.0  # its unit is a constant
+    if not relative or kind[graph] != CLOUD:
+        to_unit = 0.0
     for d in range(features):
         stretch[d] = to_unit * weights[d]
         to_weights[graph, d] += to_unit * scale[graph, d] * share[graph, d]
@@ -266,16 +263,16 @@ def frame_response(  # type: ignore[no-untyped-def]
 
 @entry
 def leave_frames(  # type: ignore[no-untyped-def]
-    framed, masses, ptr, order, graphs, kind, scale, unit, share, weights, points, cotangent, epsilon, relative,
-    grad_nodes, grad_masses, grad_epsilon, begun_total, begun_moment, scratch, to_nodes, to_masses, to_weights,
+    framed, masses, ptr, order, graphs, kind, scale, unit, share, weights, points, cotangent, relative, grad_nodes,
+    grad_masses, fixed_moment, scratch, to_nodes, to_masses, to_weights,
 ):  # fmt: skip
     """Fills gradients of some graphs from those in their frames.
 
     Args:
         framed: the ordered nodes in their frames, ``(N, D)``.
-        grad_nodes, grad_masses, grad_epsilon: in the frames, ``(N, D)``, ``(N,)`` and ``(B,)``.
-        begun_total, begun_moment: sums of the gradient g in the start s, and of ``s g``, ``(B, D)``: an absolute start
-            depends on the frame as the nodes do.
+        grad_nodes, grad_masses: in the frames, ``(N, D)`` and ``(N,)``.
+        fixed_moment: sums of ``x g``, ``(B, D)``, where g is the gradient in X* along directions in which nothing moves it: in
+            the frame it depends on the scale as the nodes do.
         scratch: ``(5, D)``.
         to_nodes: ``(N, D)``, in the order in which the nodes were given.
         to_masses: of the ordered nodes, ``(N,)``.
@@ -285,14 +282,14 @@ def leave_frames(  # type: ignore[no-untyped-def]
     total, moment, shift, stretch, tilt = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     for graph in graphs:
         for d in range(features):
-            total[d], moment[d] = begun_total[graph, d], begun_moment[graph, d]
+            total[d], moment[d] = 0.0, fixed_moment[graph, d]
         for node in range(ptr[graph], ptr[graph + 1]):
             for d in range(features):
                 total[d] += grad_nodes[node, d]
                 moment[d] += grad_nodes[node, d] * framed[node, d]
         bend = frame_response(
-            graph, kind, scale, unit, share, weights, points, cotangent, total, moment, grad_epsilon[graph],
-            epsilon[graph], relative, shift, stretch, tilt, to_weights,
+            graph, kind, scale, unit, share, weights, points, cotangent, total, moment, relative, shift, stretch, tilt,
+            to_weights,
         )  # fmt: skip
         for node in range(ptr[graph], ptr[graph + 1]):
             to_masses[node] = grad_masses[node]

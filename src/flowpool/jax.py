@@ -258,7 +258,9 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
     if call.kind == "transport":
         return list(flowpool.transport_pool(x, ids, reference=given["reference"], **options))
     weights = given.get("point_masses")
-    pooled = flowpool.flow_pool(x, ids, reference=given["reference"], point_masses=weights, **options)
+    pooled = flowpool.flow_pool(
+        x, ids, reference=given["reference"], point_masses=weights, on_failure="ignore", **options
+    )
     return [pooled.points, pooled.residual.to(x.dtype), pooled.steps.int(), pooled.status]
 
 

@@ -16,16 +16,21 @@ from torch import Tensor
 from flowpool import costs, references, trial
 from flowpool.core.flow import Flowed
 from flowpool.core.measures import check_features, graphs_of, require_like
+from flowpool.core.updates import UpdateStep
 from flowpool.costs import Cost, CostFunction
 from flowpool.engines import choice, compiled, operators, torch_engine
 from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
+from flowpool.failures import act_on_failures
+from flowpool.inputs import check_choice
 from flowpool.kernels.errors import KernelError
-from flowpool.options import Options
+from flowpool.options import ON_FAILURE, Options
 from flowpool.results import Behind, Pooled
+from flowpool.status import Status
 
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
 
 Value = TypeVar("Value")
+_announced: set[Status] = set()  # of what this process has been warned
 _MOST_BYTES = 2**36  # for the result and for the plan of the points with themselves
 
 
@@ -46,8 +51,10 @@ def flow_pool(
     tolerance: float = 1e-5,
     max_steps: int = 1000,
     step_size: float | None = None,
+    update_step: str | UpdateStep | None = None,
     ridge: float | None = None,
     engine: Literal["auto", "compiled", "torch"] = "auto",
+    on_failure: Literal["ignore", "warn", "raise"] = "warn",
 ) -> Pooled:
     r"""The M points per graph whose Sinkhorn divergence to the node cloud is least.
 
@@ -76,16 +83,20 @@ def flow_pool(
         max_steps: cap on the steps of all kinds.
         step_size: fixed step of Algorithm 1 for the explicit part of the flow; ``None`` chooses it by its error. A
             step of one jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
+        update_step: runs Algorithm 1 to the letter instead, in the coordinates given: ``max_steps`` times
+            ``X <- update_step(X, gradient, step_size)``, where ``step_size`` is the tau of the paper. ``"gradient"``,
+            ``"momentum"``, ``"adam"``, or a function, see :mod:`flowpool.core.updates`.
         ridge: lambda of the Tikhonov term in the backward pass, ``(A + lambda I) J = B`` in section 8.2 of the paper: relative
             to the square of the Hessian's scale, or absolute where ``relative=False``. ``None``: as good as none.
         engine: ``"torch"`` (any device, any cost), ``"compiled"`` (CPU, squared Euclidean or diagonal Mahalanobis cost),
             ``"auto"``.
+        on_failure: for graphs that were not pooled to the tolerance: ``"ignore"``, ``"warn"`` (once for each kind of status,
+            in the life of the process), or ``"raise"`` an ArithmeticError.
 
     Returns:
-        :class:`Pooled`. Nothing is raised for numerical trouble in one graph: its status says so and the others are
-        not touched.
+        :class:`Pooled`. Trouble with one graph does not touch the others, and its status says what it is.
     """
-    options = Options(debias, gradient, tolerance, max_steps, step_size, ridge, engine)
+    options = Options(debias, gradient, tolerance, max_steps, step_size, update_step, ridge, engine)
     if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         # Costs without a closed form are differentiated inside the solver, which inference mode would forbid.
         with torch.inference_mode(False), torch.no_grad():
@@ -101,7 +112,9 @@ def flow_pool(
                 epsilon=_outside_inference(epsilon),
                 relative=relative,
                 **asdict(options),
+                on_failure=on_failure,
             )
+    check_choice("on_failure", on_failure, ON_FAILURE)
     check_features(nodes)
     references.check_shape(reference, nodes.shape[1])
     if reference.device != nodes.device:
@@ -117,7 +130,10 @@ def flow_pool(
     if isinstance(masses, Tensor):
         require_like(masses, nodes, "masses")
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
-        return _pool(nodes, batch, ptr, reference, masses, point_masses, dim_size, ground, epsilon, relative, options)
+        pooled = _pool(nodes, batch, ptr, reference, masses, point_masses, dim_size, ground, epsilon, relative, options)
+    if not torch.compiler.is_compiling():  # a traced graph has no side effects
+        act_on_failures(pooled.status, on_failure, _announced, "Shown once per kind; the result has every status.")
+    return pooled
 
 
 def _pool(

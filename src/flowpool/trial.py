@@ -14,7 +14,7 @@ from torch import Tensor
 from flowpool.costs import Geometry
 
 _STEPS = (1e-2, 1e-4)  # distances from x, in units of the spread of the reference, at which C(x, .) is looked at
-_KINK = 0.5  # ratio of the slopes there: one for a kink, 0.01 for a smooth cost, 10^-1 for |x - y|^1.5
+_KINK, _SHARP = 0.5, 0.02  # ratio of the slopes there: one for a kink, 0.1 for |x - y|^1.5, 0.01 for a smooth cost
 
 
 def tried(geometry: Geometry, reference: Tensor, debias: bool, implicit: bool) -> Geometry:
@@ -26,8 +26,6 @@ def tried(geometry: Geometry, reference: Tensor, debias: bool, implicit: bool) -
         debias: the points are also transported to themselves, which needs a symmetric cost.
         implicit: gradients flow to the declared parameters of the cost alone.
     """
-    spread = (reference - reference.mean(0)).square().mean().sqrt()
-    spread = torch.where(spread > 0, spread, 1.0)
     own = reference.detach()
     with torch.enable_grad():
         matrix = geometry.detached().matrix(own.unsqueeze(0), own.unsqueeze(0))[0]  # (M, M)
@@ -41,10 +39,14 @@ def tried(geometry: Geometry, reference: Tensor, debias: bool, implicit: bool) -
         size = matrix.abs().amax()
         if debias:
             _check_symmetry(matrix, size)
-        along = torch.linspace(1.0, 2.0, reference.shape[1]).to(reference)
-        along = along / along.square().mean().sqrt() * spread
-        _check_kink(geometry, own, along, size)
-        return replace(geometry, constant=_is_constant(geometry, torch.cat([own, own + along]), size))
+        _check_kink(geometry, own, size)
+        return replace(geometry, constant=_is_constant(geometry, torch.cat([own, own + _way(own)]), size))
+
+
+def bends_sharply(geometry: Geometry, x: Tensor) -> bool:
+    """Whether C(., y) curves without bound where x = y, seen at some points ``(M, D)``; so does ``|x - y|^p`` for p < 2."""
+    far, near = _slopes(geometry, x)
+    return bool(near > _SHARP * far)
 
 
 def _check_symmetry(matrix: Tensor, size: Tensor) -> None:
@@ -58,17 +60,30 @@ def _check_symmetry(matrix: Tensor, size: Tensor) -> None:
         )
 
 
-def _check_kink(geometry: Geometry, x: Tensor, along: Tensor, size: Tensor) -> None:
+def _check_kink(geometry: Geometry, x: Tensor, size: Tensor) -> None:
     """Raises if the slope of C(., y) jumps where x = y."""
-    middle = geometry.pairwise(x, x)  # (M,)
-    bends = [geometry.pairwise(x + h * along, x) + geometry.pairwise(x - h * along, x) - 2 * middle for h in _STEPS]
-    far, near = (bend.abs().amax() / h for bend, h in zip(bends, _STEPS, strict=True))
+    far, near = _slopes(geometry, x)
     if bool(near > _KINK * far) and bool(near * _STEPS[1] > 1e-10 * size):
         raise ValueError(
             f"The cost {geometry.cost} has a kink where x = y: its slope jumps there, as that of |x - y| does. Minimisers "
             "sit on kinks, where no gradient vanishes, so that no flow ends. Round it off: costs.Euclidean(1, radius=0.1) or "
             "costs.Manhattan(radius=0.1), with the radius in units of the features."
         )
+
+
+def _slopes(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much the slope of C(., x) changes within each of the distances from x, the largest of all points."""
+    along, middle = _way(x), geometry.pairwise(x, x)  # (D,), (M,)
+    bends = [geometry.pairwise(x + h * along, x) + geometry.pairwise(x - h * along, x) - 2 * middle for h in _STEPS]
+    far, near = (bend.abs().amax() / h for bend, h in zip(bends, _STEPS, strict=True))
+    return far, near
+
+
+def _way(x: Tensor) -> Tensor:
+    """A direction with a part in every feature, ``(D,)``, as long as the points ``(M, D)`` are apart."""
+    spread = (x - x.mean(0)).square().mean().sqrt()
+    along = torch.linspace(1.0, 2.0, x.shape[1]).to(x)
+    return along / along.square().mean().sqrt() * torch.where(spread > 0, spread, 1.0)
 
 
 def _is_constant(geometry: Geometry, x: Tensor, size: Tensor) -> bool:

@@ -23,7 +23,7 @@ from flowpool.cli.terminal import (
     run_folds,
     tell_failures,
 )
-from flowpool.lab.names import Backbone, Gradient, Norm, Padding, Propagation, Protocol, Reference, Size
+from flowpool.lab.names import Backbone, Gradient, Norm, Padding, Propagation, Protocol, Reference, Size, UpdateStep
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,6 +101,14 @@ def evaluate(
         float | None,
         typer.Option(help="Fixed step of Algorithm 1.", show_default="chosen by its error", rich_help_panel=_FLOW),
     ] = None,
+    update_step: Annotated[
+        UpdateStep | None,
+        typer.Option(
+            help="Algorithm 1 to the letter, with the step size as its tau.",
+            show_default="our steps",
+            rich_help_panel=_FLOW,
+        ),
+    ] = None,
     ridge: Annotated[
         float | None,
         typer.Option(help="Lambda of the backward pass.", show_default="the layer's", rich_help_panel=_FLOW),
@@ -159,7 +167,9 @@ def evaluate(
             Shape(backbone, num_points=points, size=size, norm=norm, padding=padding),
             Schedule(batch_size=batch_size, max_epochs=max_epochs, patience=patience),
             seed,
-            FlowSettings(epsilon, relative, reference, reference_seed, debias, steps, step_size, ridge, gradient),
+            FlowSettings(
+                epsilon, relative, reference, reference_seed, debias, steps, step_size, update_step, ridge, gradient
+            ),
         )
         chosen = lab.chosen_pools(pools)
         tasks = lab.make_tasks(configuration, chosen, repeats)

@@ -32,6 +32,7 @@ _OF_TRAINING = (
     "debias",
     "steps",
     "step_size",
+    "update_step",
     "ridge",
     "gradient",
 )

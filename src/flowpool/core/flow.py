@@ -23,6 +23,7 @@ from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
 from flowpool.core.records import blank, put, take
 from flowpool.core.systems import System, shifted_model
+from flowpool.core.updates import UpdateStep
 
 
 class Flowed(NamedTuple):
@@ -303,7 +304,7 @@ def descend(
     step_size: float,
     max_steps: int,
     tolerance: float,
-    update: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    update_step: UpdateStep | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Algorithm 1 with a fixed step, recorded by autograd: X^(L) and the number of steps of each cloud.
 
@@ -313,19 +314,23 @@ def descend(
         step_size: tau.
         max_steps: L.
         tolerance: a cloud whose velocity is below this, in units of R, has arrived and is left alone.
-        update: update_step of the paper, ``(points, velocity, step) -> points``; gradient descent unless given.
+        update_step: as in the paper, see :mod:`flowpool.core.updates`. Otherwise a step along the velocity
+            ``-grad / (2 a)``, in the metric of the masses.
     """
-    update = update or (lambda points, velocity, step: points + step * velocity)
     slowness = 2 * energy.point_masses.unsqueeze(-1)  # (B, M, 1)
+    state = None
     points, here = start, None
     steps = torch.zeros_like(energy.epsilon, dtype=torch.long)
-    length = torch.full_like(slowness, step_size)
     for _ in range(max_steps):
         here = energy.evaluate(points.detach(), here, TIGHTEST)
         going = _norm(here.gradient / slowness) > tolerance * energy.scales.radius
         if not bool(going.any()):
             break
-        velocity = -energy.gradient(points, here) / slowness
-        points = torch.where(going[:, None, None], update(points, velocity, length), points)
+        gradient = energy.gradient(points, here) if torch.is_grad_enabled() else here.gradient
+        if update_step is None:
+            moved = points - step_size * gradient / slowness
+        else:
+            moved, state = update_step(points, gradient, step_size, state)
+        points = torch.where(going[:, None, None], moved, points)
         steps += going
     return points, steps

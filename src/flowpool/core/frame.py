@@ -60,7 +60,9 @@ class Frame:
         return torch.where(self.broken[:, None, None], torch.nan, placed)
 
 
-def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: Tensor, relative: bool) -> Frame:
+def make_frame(
+    clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: Tensor, relative: bool, plain: bool = False
+) -> Frame:
     """The frame of each graph.
 
     Args:
@@ -68,8 +70,9 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
         geometry: the cost.
         epsilon: in units of the mean cost to the mean if relative, ``(B,)``.
         reference: in units of R around the mean if relative, ``(M, D)``.
+        plain: leave the coordinates as they are given, whatever the cost allows.
     """
-    degree = geometry.cost.degree
+    degree = None if plain else geometry.cost.degree
     empty = clouds.sizes == 0
     broken = clouds.sum((~clouds.nodes.detach().isfinite()).any(-1).to(clouds.masses.dtype)) > 0
     # Broken graphs leave the computation here; zeros keep their NaN out of everything that is shared.
@@ -104,7 +107,7 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
 
     if relative:
         start = centre.unsqueeze(1) + size.unsqueeze(1) * reference
-        if not geometry.is_squared_euclidean:  # whose mean cost to the mean is one in the frame
+        if plain or not geometry.is_squared_euclidean:  # whose mean cost to the mean is one in the frame
             mean_cost = clouds.sum(clouds.masses * geometry.pairwise(centre[clouds.batch], framed.nodes))
             single = single | ~(mean_cost > 0)
             epsilon = epsilon * torch.where(single, 1.0, mean_cost)

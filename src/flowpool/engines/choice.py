@@ -69,6 +69,8 @@ def _obstacle(problem: Problem) -> str | None:
         return f"it knows the squared Euclidean cost, not {geometry.cost}"
     if not options.debias:
         return "it descends the Sinkhorn divergence, not the loss alone (debias=False)"
+    if options.update_step is not None:
+        return "it does not run Algorithm 1 to the letter (update_step is given)"
     if options.step_size is not None:
         return "it chooses its steps itself (step_size is given)"
     if geometry.feature_weights is not None and options.ridge is not None and not problem.relative:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowpool.core import flow
+from flowpool.core import flow, updates
 from flowpool.core.constants import FARAWAY, RIDGE
 from flowpool.core.divergence import Energy
 from flowpool.core.flow import Flowed
@@ -24,8 +24,10 @@ from flowpool.core.frame import Frame, make_frame
 from flowpool.core.implicit import vector_jacobian
 from flowpool.core.measures import Clouds, sorted_clouds
 from flowpool.core.records import put
+from flowpool.core.updates import UpdateStep
 from flowpool.costs import Geometry
 from flowpool.engines.seam import Gradients, Problem, Solution
+from flowpool.options import Options
 from flowpool.status import Status
 
 _ALONE = 4096  # graphs above this size are always computed alone; below, always in company
@@ -204,11 +206,20 @@ def adjoint_framed(
     return FramedGradients(nodes[:-1], masses[:-1], start, point_masses, epsilon, parameters, residual, damped)
 
 
-def unrolled(problem: Framed, step_size: float, max_steps: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """X^(L) of all graphs by Algorithm 1 with every step recorded, and the number of steps."""
+def _recipe(options: Options) -> bool:
+    """Whether the steps are those of Algorithm 1 and no others."""
+    return options.gradient == "unrolled" or options.update_step is not None
+
+
+def descended(
+    problem: Framed, step_size: float, max_steps: int, tolerance: float, update_step: UpdateStep | None = None
+) -> tuple[Tensor, Tensor]:
+    """X^(L) of all graphs by Algorithm 1, every step recorded where grad mode is on, and the number of steps."""
     points, steps = problem.start, torch.zeros_like(problem.epsilon, dtype=torch.long)
     for bucket in buckets(problem):
-        found, taken = flow.descend(bucket.energy, problem.start[bucket.graphs], step_size, max_steps, tolerance)
+        found, taken = flow.descend(
+            bucket.energy, problem.start[bucket.graphs], step_size, max_steps, tolerance, update_step
+        )
         graphs = bucket.graphs[bucket.fresh]
         points = points.index_copy(0, graphs, found[bucket.fresh])
         steps = steps.index_copy(0, graphs, taken[bucket.fresh])
@@ -240,11 +251,10 @@ def framed(problem: Problem) -> tuple[Framed, Frame, Tensor]:
     precision = problem.reference.dtype
     masses = None if problem.masses is None else problem.masses.to(precision)
     clouds, order = sorted_clouds(problem.nodes.to(precision), masses, problem.ptr, problem.batch)
-    frame = make_frame(clouds, problem.geometry, problem.epsilon, problem.reference, problem.relative)
+    literal = problem.options.update_step is not None
+    frame = make_frame(clouds, problem.geometry, problem.epsilon, problem.reference, problem.relative, literal)
     start = frame.start
-    if (
-        frame.geometry.is_squared_euclidean and problem.options.gradient != "unrolled"
-    ):  # which begins where it was told to
+    if frame.geometry.is_squared_euclidean and not _recipe(problem.options):  # which begins where it was told to
         start = _near(start, problem.point_masses)
     inside = Framed(
         frame.clouds, start, problem.point_masses, frame.epsilon, frame.geometry, problem.options.debias,
@@ -267,9 +277,10 @@ def solve(problem: Problem) -> Solution:
         inside, frame, order = framed(problem)
         chosen = frame.solvable.nonzero().squeeze(-1)
         part = inside.select(chosen)
-        if options.gradient == "unrolled":
+        if _recipe(options):
             step_size = _UNROLLED_STEP if options.step_size is None else options.step_size
-            points, steps = unrolled(part, step_size, options.max_steps, options.tolerance)
+            update_step = None if options.update_step is None else updates.resolve(options.update_step)
+            points, steps = descended(part, step_size, options.max_steps, options.tolerance, update_step)
             # What is left at the end of the recorded steps: judged there, without moving.
             ended = judge(replace(part.detached(), start=points.detach()))._replace(points=points, steps=steps)
         else:

@@ -16,6 +16,7 @@ Protocol = Literal["paper", "errica", "frozen"]
 Padding = Literal["none", "empty", "mass"]
 Reference = Literal["normal", "kmeans"]
 Gradient = Literal["implicit", "unrolled"]
+UpdateStep = Literal["gradient", "momentum", "adam"]
 
 DATASETS = (
     "MUTAG",

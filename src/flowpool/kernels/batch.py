@@ -304,8 +304,10 @@ def adjoint(
     _require(epsilon, (graphs,), "epsilon")
     if order.shape != (len(nodes),):
         raise ValueError(f"order has shape {order.shape}; expected ({len(nodes)},).")
-    _, level = begin(frames, reference, point_masses, epsilon, relative)
-    left = np.zeros((0 if relative else graphs, count, features))  # of the cotangent, along flat directions
+    start, level = begin(frames, reference, point_masses, epsilon, relative)
+    # What flat directions leave of the cotangent belongs to the start, if that depends on the graph.
+    follows = not (relative and np.all(weights == weights[0]))
+    left = np.zeros((graphs if follows else 0, count, features))
     seed = cotangent * frames.scale[:, None]  # gradient in X* in the frame
     # Rows of large graphs stay untouched and so cost no memory.
     inside = _Inside(
@@ -332,31 +334,42 @@ def adjoint(
             )  # fmt: skip
 
         run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
-    shape = (frames.kind, frames.scale, frames.unit, frames.share, weights, points, cotangent)
-    fixed = np.zeros((graphs, features)) if relative else (left * points).sum(1)
-    leave_frames(
-        framed, masses, ptr, order, others, *shape, relative, inside.nodes, inside.masses, fixed, np.empty((5, features)),
-        to_nodes, to_masses, to_weights,
-    )  # fmt: skip
+    answers = []
     for graph in large:
-        from flowpool.kernels.large import Leaving
-
-        own, one = slice(ptr[graph], ptr[graph + 1]), _large(batch, frames, graph, point_masses, level, threads)
+        one = _large(batch, frames, graph, point_masses, level, threads)
         answer = one.adjoint(points[graph], potentials[graph], self_potentials[graph], seed[graph], ridge)
-        frame_terms = np.empty((4, features))
-        frame_terms[3] = frame_response(
-            graph,
-            *shape,
-            answer.total,
-            answer.moment,
-            relative,
-            *frame_terms[:3],
-            to_weights,
-        )
-        one.write(answer, Leaving(order[own], frame_terms, to_nodes, to_masses[own]))
         inside.epsilon[graph], inside.residual[graph], inside.damped[graph] = answer[0], answer.residual, answer.damped
+        answers.append((graph, one, answer))
+        if follows:
+            left[graph] = answer.left
+    shape = (frames.kind, frames.scale, frames.share, weights, points, cotangent)
+    begun = _begun(left, start if relative else points, frames.radius, relative)
+    leave_frames(
+        framed, masses, ptr, order, others, *shape, relative, inside.nodes, inside.masses, *begun,
+        np.empty((6, features)), to_nodes, to_masses, to_weights,
+    )  # fmt: skip
+    for graph, one, answer in answers:
+        frame_terms, own = np.empty((4, features)), slice(ptr[graph], ptr[graph + 1])
+        moment, to_radius = (value[graph] for value in begun)
+        frame_response(
+            graph, *shape, answer.total, answer.moment + moment, to_radius, relative, frame_terms, to_weights
+        )
+        one.write(answer, order[own], frame_terms, to_nodes, to_masses[own])
     to_epsilon = inside.epsilon if relative else inside.epsilon / frames.unit**2
     return Adjoint(to_nodes, to_masses, to_epsilon, to_weights.sum(0), inside.residual, inside.damped)
+
+
+def _begun(left: Array, kept: Array, radius: Array, relative: bool) -> tuple[Array, Array]:
+    """What flat directions add in :func:`~flowpool.kernels.frame.frame_response`, given what they left of the cotangent.
+
+    Along them the points are where they began, ``R reference / scale`` in the frame; or, if that is absolute, they stay
+    whatever happens to the frame, and depend on its scale as the nodes do.
+
+    Args:
+        kept: the start in the frame, or X* there, ``(B, M, D)``.
+    """
+    moment = (left * kept).sum(1) if len(left) else np.zeros((len(kept), kept.shape[2]))
+    return moment, moment.sum(1) / radius**2 if relative else np.zeros(len(kept))
 
 
 def _split(sizes: Index, frames: Frames, count: int, features: int) -> tuple[Index, Index]:

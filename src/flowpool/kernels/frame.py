@@ -227,18 +227,20 @@ def place_points(points, mean, scale, kind, singular, residual, status, placed):
 
 @shared
 def frame_response(  # type: ignore[no-untyped-def]
-    graph, kind, scale, unit, share, weights, points, cotangent, total, moment, relative, shift, stretch, tilt, to_weights,
+    graph, kind, scale, share, weights, points, cotangent, total, moment, to_radius, relative, frame, to_weights,
 ):  # fmt: skip
     """How the frame of a graph answers to gradients: what is added to those that its nodes have in the frame.
 
-    The gradient in a node of mass b, in the frame y, is ``grad y / scale + b (shift + stretch y)``, and that in its
-    mass ``grad b + tilt . y + bend |y|^2``. Returns ``bend``.
+    Fills shift, stretch, tilt and bend, rows of ``frame``, ``(4, D)``: the gradient in a node of mass b, in the frame y, is
+    ``grad y / scale + b (shift + stretch y)``, and that in its mass ``grad b + tilt . y + bend . y^2``.
 
     Args:
         points: X* in the frame, ``(B, M, D)``.
         cotangent: gradient in X* outside, ``(B, M, D)``.
-        total, moment: sums of ``grad y`` and of ``y grad y`` over the nodes, ``(D,)``.
-        relative: otherwise mean and unit of the frame are constants, but for a graph that is one point.
+        total, moment: sums over the nodes, and over points that depend on the frame as they do, of ``grad y`` and of
+            ``y grad y``, ``(D,)``.
+        to_radius: gradient in R, in units of 1/R; a relative start depends on it.
+        relative: otherwise mean and unit of the frame are constants, but for the mean of a graph that is one point.
         to_weights: gets the gradient in w, ``(B, D)``.
     """
     count, features = points.shape[1], points.shape[2]
@@ -249,52 +251,52 @@ def frame_response(  # type: ignore[no-untyped-def]
             outer += cotangent[graph, i, d]
             inner += cotangent[graph, i, d] * points[graph, i, d]
         to_scale = inner - moment[d] / scale[graph, d]
-        shift[d] = outer - total[d] / scale[graph, d] if relative or kind[graph] != CLOUD else 0.0
-        tilt[d] = shift[d] * scale[graph, d]
+        frame[0, d] = outer - total[d] / scale[graph, d] if relative or kind[graph] != CLOUD else 0.0
+        frame[2, d] = frame[0, d] * scale[graph, d]
         to_unit += to_scale / weights[d]
         to_weights[graph, d] = -to_scale * scale[graph, d] / weights[d]
     if not relative or kind[graph] != CLOUD:
         to_unit = 0.0
     for d in range(features):
-        stretch[d] = to_unit * weights[d]
+        frame[1, d] = to_unit * weights[d] + to_radius * scale[graph, d]
+        frame[3, d] = 0.5 * frame[1, d] * scale[graph, d]
         to_weights[graph, d] += to_unit * scale[graph, d] * share[graph, d]
-    return 0.5 * to_unit * unit[graph]
 
 
 @entry
 def leave_frames(  # type: ignore[no-untyped-def]
-    framed, masses, ptr, order, graphs, kind, scale, unit, share, weights, points, cotangent, relative, grad_nodes,
-    grad_masses, fixed_moment, scratch, to_nodes, to_masses, to_weights,
+    framed, masses, ptr, order, graphs, kind, scale, share, weights, points, cotangent, relative, grad_nodes, grad_masses,
+    begun_moment, begun_radius, scratch, to_nodes, to_masses, to_weights,
 ):  # fmt: skip
     """Fills gradients of some graphs from those in their frames.
 
     Args:
         framed: the ordered nodes in their frames, ``(N, D)``.
         grad_nodes, grad_masses: in the frames, ``(N, D)`` and ``(N,)``.
-        fixed_moment: sums of ``x g``, ``(B, D)``, where g is the gradient in X* along directions in which nothing moves it: in
-            the frame it depends on the scale as the nodes do.
-        scratch: ``(5, D)``.
+        begun_moment, begun_radius: what flat directions, along which nothing moves the points, add to the moment of
+            :func:`frame_response`, ``(B, D)``, and their gradient in R, ``(B,)``.
+        scratch: ``(6, D)``.
         to_nodes: ``(N, D)``, in the order in which the nodes were given.
         to_masses: of the ordered nodes, ``(N,)``.
         to_weights: ``(B, D)``.
     """
     features = framed.shape[1]
-    total, moment, shift, stretch, tilt = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    total, moment, frame = scratch[0], scratch[1], scratch[2:]
     for graph in graphs:
         for d in range(features):
-            total[d], moment[d] = 0.0, fixed_moment[graph, d]
+            total[d], moment[d] = 0.0, begun_moment[graph, d]
         for node in range(ptr[graph], ptr[graph + 1]):
             for d in range(features):
                 total[d] += grad_nodes[node, d]
                 moment[d] += grad_nodes[node, d] * framed[node, d]
-        bend = frame_response(
-            graph, kind, scale, unit, share, weights, points, cotangent, total, moment, relative, shift, stretch, tilt,
+        frame_response(
+            graph, kind, scale, share, weights, points, cotangent, total, moment, begun_radius[graph], relative, frame,
             to_weights,
         )  # fmt: skip
         for node in range(ptr[graph], ptr[graph + 1]):
             to_masses[node] = grad_masses[node]
             for d in range(features):
                 value = framed[node, d]
-                pulled = shift[d] + stretch[d] * value
+                pulled = frame[0, d] + frame[1, d] * value
                 to_nodes[order[node], d] = grad_nodes[node, d] / scale[graph, d] + masses[node] * pulled
-                to_masses[node] += (tilt[d] + bend * value) * value
+                to_masses[node] += (frame[2, d] + frame[3, d] * value) * value

@@ -1,0 +1,69 @@
+r"""The paper's scheme by other people's code: OTT-JAX for the transports, jaxopt for the implicit gradient.
+
+Algorithm 1 with gradient descent, where the gradient is that of section 7.1, :math:`[\partial_X C]^\top P`, with plans from
+OTT's Sinkhorn, and the backward pass of section 8.2 by ``solve_normal_cg(ridge=lambda)`` on the condition that it vanishes. An
+oracle for :func:`flowpool.algorithm_1`, and a row of ``flowpool bench``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Settings of the scheme, by the names of :func:`flowpool.algorithm_1`.
+
+    Attributes:
+        threshold: marginal error at which OTT's Sinkhorn stops.
+    """
+
+    epsilon: float
+    step_size: float
+    max_steps: int
+    debias: bool = True
+    ridge: float = 0.0
+    threshold: float = 1e-6
+    max_iterations: int = 2000
+
+
+def pooled_by_ott(scheme: Scheme) -> Callable[[Any, Any, Any], Any]:
+    """The function ``(start, nodes, masses) -> X^(L)`` of one cloud in JAX, differentiable in nodes and masses.
+
+    Raises ImportError where JAX, OTT or jaxopt is not installed.
+    """
+    import jax
+    from jaxopt import implicit_diff, linear_solve
+    from ott.geometry.pointcloud import PointCloud
+    from ott.problems.linear.linear_problem import LinearProblem
+    from ott.solvers.linear.sinkhorn import Sinkhorn
+
+    jax.config.update("jax_enable_x64", True)
+    solver = Sinkhorn(threshold=scheme.threshold, max_iterations=scheme.max_iterations)
+
+    def pull(points: Any, nodes: Any, masses: Any) -> Any:
+        """Gradient of ``<P, C(X, Y)>`` in X, in which P follows when it is differentiated."""
+        plan = solver(LinearProblem(PointCloud(points, nodes, epsilon=scheme.epsilon), b=masses)).matrix
+        return jax.vjp(lambda x: PointCloud(x, nodes).cost_matrix, points)[1](plan)[0]
+
+    def gradient(points: Any, nodes: Any, masses: Any) -> Any:
+        found = pull(points, nodes, masses)
+        return found - pull(points, points, None) if scheme.debias else found
+
+    def solve(product: Any, right: Any) -> Any:
+        # The Hessian is its own transpose, which JAX cannot find out for itself behind OTT's implicit derivatives.
+        symmetric = partial(jax.custom_derivatives.linear_call, *[lambda _, x: product(x)] * 2, ())
+        ridge = scheme.ridge or None
+        return linear_solve.solve_normal_cg(symmetric, right, ridge=ridge, tol=1e-12, maxiter=1000)
+
+    @implicit_diff.custom_root(gradient, solve=solve)
+    def flow(start: Any, nodes: Any, masses: Any) -> Any:
+        def move(_: int, here: Any) -> Any:
+            return here - scheme.step_size * gradient(here, nodes, masses)
+
+        return jax.lax.fori_loop(0, scheme.max_steps, move, start)
+
+    return flow

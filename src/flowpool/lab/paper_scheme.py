@@ -18,7 +18,9 @@ class Scheme:
     """Settings of the scheme, by the names of :func:`flowpool.algorithm_1`.
 
     Attributes:
-        threshold: marginal error at which OTT's Sinkhorn stops.
+        threshold, max_iterations: of OTT's Sinkhorn on the way.
+        recorded: its iterations in the backward pass.
+        conjugate: most iterations of conjugate gradients there.
     """
 
     epsilon: float
@@ -28,6 +30,8 @@ class Scheme:
     ridge: float = 0.0
     threshold: float = 1e-6
     max_iterations: int = 2000
+    recorded: int = 200
+    conjugate: int = 100
 
 
 def pooled_by_ott(scheme: Scheme) -> Callable[[Any, Any, Any], Any]:
@@ -43,26 +47,26 @@ def pooled_by_ott(scheme: Scheme) -> Callable[[Any, Any, Any], Any]:
 
     jax.config.update("jax_enable_x64", True)
     solver = Sinkhorn(threshold=scheme.threshold, max_iterations=scheme.max_iterations)
+    # The condition is differentiated once more, which OTT can do through a fixed number of recorded iterations.
+    recorded = Sinkhorn(
+        min_iterations=scheme.recorded, max_iterations=scheme.recorded, implicit_diff=None, threshold=scheme.threshold
+    )
 
-    def pull(points: Any, nodes: Any, masses: Any) -> Any:
+    def pull(by: Any, points: Any, nodes: Any, masses: Any) -> Any:
         """Gradient of ``<P, C(X, Y)>`` in X, in which P follows when it is differentiated."""
-        plan = solver(LinearProblem(PointCloud(points, nodes, epsilon=scheme.epsilon), b=masses)).matrix
+        plan = by(LinearProblem(PointCloud(points, nodes, epsilon=scheme.epsilon), b=masses)).matrix
         return jax.vjp(lambda x: PointCloud(x, nodes).cost_matrix, points)[1](plan)[0]
 
-    def gradient(points: Any, nodes: Any, masses: Any) -> Any:
-        found = pull(points, nodes, masses)
-        return found - pull(points, points, None) if scheme.debias else found
+    def gradient(points: Any, nodes: Any, masses: Any, by: Any = recorded) -> Any:
+        found = pull(by, points, nodes, masses)
+        return found - pull(by, points, points, None) if scheme.debias else found
 
-    def solve(product: Any, right: Any) -> Any:
-        # The Hessian is its own transpose, which JAX cannot find out for itself behind OTT's implicit derivatives.
-        symmetric = partial(jax.custom_derivatives.linear_call, *[lambda _, x: product(x)] * 2, ())
-        ridge = scheme.ridge or None
-        return linear_solve.solve_normal_cg(symmetric, right, ridge=ridge, tol=1e-12, maxiter=1000)
+    solve = partial(linear_solve.solve_normal_cg, ridge=scheme.ridge or None, tol=1e-12, maxiter=scheme.conjugate)
 
     @implicit_diff.custom_root(gradient, solve=solve)
     def flow(start: Any, nodes: Any, masses: Any) -> Any:
         def move(_: int, here: Any) -> Any:
-            return here - scheme.step_size * gradient(here, nodes, masses)
+            return here - scheme.step_size * gradient(here, nodes, masses, solver)
 
         return jax.lax.fori_loop(0, scheme.max_steps, move, start)
 

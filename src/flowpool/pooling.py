@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from flowpool import costs, references
 from flowpool.core.constants import RIDGE
 from flowpool.core.flow import Flowed
 from flowpool.core.measures import check_features, graphs_of, require_like
-from flowpool.costs import Cost, CostFunction
+from flowpool.costs import Cost, CostFunction, Geometry
 from flowpool.engines import choice, compiled, operators, torch_engine
+from flowpool.engines.devices import HOST, carried
 from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
 from flowpool.kernels.errors import KernelError
 from flowpool.options import Options
@@ -78,8 +79,8 @@ def flow_pool(
         step_size: fixed step of Algorithm 1 for the explicit part of the flow; ``None`` chooses it by its error. A
             step of one jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
         ridge: lambda of the Tikhonov term in the backward pass, relative to the square of the Hessian's scale.
-        engine: ``"torch"`` (any device, any cost), ``"compiled"`` (CPU, squared Euclidean or diagonal Mahalanobis cost),
-            ``"auto"``.
+        engine: ``"torch"`` (any device, any cost), ``"compiled"`` (squared Euclidean or diagonal Mahalanobis cost, on the
+            CPU: tensors of another device go there and come back), ``"auto"``.
 
     Returns:
         :class:`Pooled`. Nothing is raised for numerical trouble in one graph: its status says so and the others are
@@ -106,8 +107,6 @@ def flow_pool(
     references.check_shape(reference, nodes.shape[1])
     if reference.device != nodes.device:
         raise ValueError(f"reference is on {reference.device}, nodes are on {nodes.device}; move one of them.")
-    if not torch.compiler.is_compiling():
-        references.check_values(reference)
     if reference.requires_grad and torch.is_grad_enabled() and gradient == "implicit":
         raise ValueError(
             "reference requires a gradient, but X* hardly depends on it: the flow forgets where it began. Pass "
@@ -118,24 +117,48 @@ def flow_pool(
         require_like(masses, nodes, "masses")
     if debias:
         _check_symmetry(ground, reference)
+    given = _Given(nodes, batch, ptr, reference, masses, point_masses, epsilon, costs.geometry_of(ground))
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
-        return _pool(nodes, batch, ptr, reference, masses, point_masses, dim_size, ground, epsilon, relative, options)
+        if nodes.device.type == HOST.type or not choice.use_kernels(options, ground, point_masses):
+            return _pool(given, dim_size, relative, options, BackwardReport(nodes.device))
+        return _pool_on_host(given, dim_size, relative, options)
 
 
-def _pool(
-    nodes: Tensor,
-    batch: Tensor | None,
-    ptr: Tensor | None,
-    reference: Tensor,
-    masses: Tensor | None,
-    point_masses: Tensor | None,
-    dim_size: int | None,
-    cost: Cost,
-    epsilon: float | Tensor,
-    relative: bool,
-    options: Options,
-) -> Pooled:
+class _Given(NamedTuple):
+    """What the caller gave, all that can be on a device."""
+
+    nodes: Tensor
+    batch: Tensor | None
+    ptr: Tensor | None
+    reference: Tensor
+    masses: Tensor | None
+    point_masses: Tensor | None
+    epsilon: float | Tensor
+    geometry: Geometry
+
+    def to_host(self) -> _Given:
+        """The same on the CPU, by one copy."""
+        parameters = self.geometry.tensors
+        found = carried([*self[:-1], *parameters.values()], HOST)
+        tensors = dict(zip(parameters, found[len(self) - 1 :], strict=True))
+        return _Given(*found[: len(self) - 1], replace(self.geometry, tensors=tensors))
+
+
+def _pool_on_host(given: _Given, dim_size: int | None, relative: bool, options: Options) -> Pooled:
+    """:func:`_pool` on the CPU, for tensors on another device."""
+    device = given.nodes.device
+    choice.say_where(device)
+    host = _pool(given.to_host(), dim_size, relative, options, BackwardReport(device))
+    wide = host.residual.float() if device.type == "mps" else host.residual
+    points, residual, steps, status = carried([host.points, wide, host.steps, host.status], device)
+    return replace(host, points=points, residual=residual, steps=steps, status=status, _on_host=host)
+
+
+def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options, report: BackwardReport) -> Pooled:
     """The problem, the engine for it, and the record of what it found."""
+    nodes, batch, ptr, reference, masses, point_masses, epsilon, geometry = given
+    if not torch.compiler.is_compiling():
+        references.check_values(reference)
     precision = torch.float32 if nodes.device.type == "mps" else torch.float64
     wide = torch.promote_types(nodes.dtype, torch.float32)
     traced = torch.compiler.is_compiling() and not (batch is None and ptr is None)
@@ -154,30 +177,29 @@ def _pool(
         _checked_point_masses(point_masses, reference).to(precision),
         _checked_epsilon(epsilon, offsets.shape[0] - 1, start),
         relative,
-        costs.bind(cost, precision, nodes.device),
+        geometry.to(precision, nodes.device),
         torch.finfo(nodes.dtype).eps,
         options,
     )
-    report = BackwardReport()
-    solution = _solve(problem, report)
+    solution, engine = _solve(problem, report)
     return Pooled(
         solution.points.to(nodes.dtype), solution.residual, solution.steps, solution.status, report,
-        partial(_behind, _kept(problem, solution), solution),
+        f"{engine} engine on {nodes.device}", partial(_behind, _kept(problem, solution), solution),
     )  # fmt: skip
 
 
-def _solve(problem: Problem, report: BackwardReport) -> Solution:
+def _solve(problem: Problem, report: BackwardReport) -> tuple[Solution, str]:
     """By the compiled engine where it can serve; if kernels turn out not to compile here, by torch after all."""
-    if choice.use_kernels(problem):
+    if choice.use_kernels(problem.options, problem.geometry.cost, problem.point_masses):
         if torch.compiler.is_compiling():
-            return operators.traced_solve(problem)
+            return operators.traced_solve(problem), "compiled"
         try:
-            return pooled_by(compiled, problem, report)
+            return pooled_by(compiled, problem, report), "compiled"
         except KernelError as error:
             choice.give_up_kernels(str(error), problem)
     if problem.options.gradient == "unrolled":
-        return torch_engine.solve(problem)
-    return pooled_by(torch_engine, problem, report)
+        return torch_engine.solve(problem), "torch"
+    return pooled_by(torch_engine, problem, report), "torch"
 
 
 def _kept(problem: Problem, solution: Solution) -> Problem:

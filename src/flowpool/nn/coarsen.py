@@ -25,7 +25,7 @@ from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
 from flowpool.options import FlowOptions, takes_options
 from flowpool.step.balance import balanced
-from flowpool.step.pool import Step, centre, is_weighing, precise_clouds, scores_of, without_broken
+from flowpool.step.pool import Step, centre, precise_clouds, scores_of, without_broken
 from flowpool.step.ragged import products_of_rows, sums_of_products, use_kernels
 
 
@@ -201,7 +201,7 @@ def _assignment(pool: FlowPool, clouds: Clouds, points: Tensor) -> Tensor:
         epsilon = epsilon * torch.where(unit > 0, unit, 1.0)  # in a graph that is one point all is shared equally
     compiled = use_kernels("auto" if pool.options.engine == "compiled" else pool.options.engine, clouds.nodes)
     equal = checked_point_masses(None, pool.num_points, clouds.nodes)
-    if is_weighing(pool.cost):
+    if costs.is_weighing(pool.cost):
         step = Step(points, equal, epsilon, geometry.feature_weights, False, compiled)
         scores = scores_of(clouds, *centre(clouds, compiled), points, step)
     else:

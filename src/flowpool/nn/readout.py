@@ -23,7 +23,7 @@ from flowpool.nn.report import Report
 from flowpool.options import FlowOptions, LayerOptions, Size, takes_options
 from flowpool.results import BackwardReport
 from flowpool.status import Status
-from flowpool.step.pool import Received, Step, is_weighing, precise_clouds, receive, without_broken
+from flowpool.step.pool import Received, Step, precise_clouds, receive, without_broken
 from flowpool.step.ragged import use_kernels
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class FlowReadout(PointAggregation):
             if useless:
                 raise ValueError(f"{useless[0]} is an option of the flow; by={by!r} takes {', '.join(_STEP_OPTIONS)}.")
             self.epsilon, self.engine, self.cost = settings.epsilon, settings.engine, costs.resolve(settings.cost)
-            if not is_weighing(self.cost):
+            if not costs.is_weighing(self.cost):
                 raise ValueError(
                     f"by={by!r} knows the squared Euclidean and the diagonal Mahalanobis cost, not {self.cost}; "
                     "pass by='flow' for any other."

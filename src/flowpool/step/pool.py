@@ -23,10 +23,11 @@ from torch import Tensor
 from flowpool import costs, references
 from flowpool.core.measures import Clouds, check_features, make_clouds
 from flowpool.costs import Cost, CostFunction
+from flowpool.engines.devices import opaque
 from flowpool.inputs import check_choice, check_flag, check_like, checked_epsilon, checked_point_masses
 from flowpool.options import ENGINES, Engine
 from flowpool.step.balance import balanced
-from flowpool.step.ragged import opaque, products_of_rows, sums_of_products, use_kernels
+from flowpool.step.ragged import products_of_rows, sums_of_products, use_kernels
 
 _NOTHING = 1e-30  # share of a graph below which a point is told to have received nothing
 _ROUNDING = 1e-14  # of a mean square, below which a variance is not told from that of a single node
@@ -110,7 +111,7 @@ def transport_pool(
     check_flag("free", free)
     check_choice("engine", engine, ENGINES)
     given = costs.resolve(cost)
-    if not is_weighing(given):
+    if not costs.is_weighing(given):
         raise ValueError(
             f"One step knows the squared Euclidean and the diagonal Mahalanobis cost, not {given}; "
             "use flow_pool, which takes any cost."
@@ -138,11 +139,6 @@ class Step(NamedTuple):
     weights: Tensor | None  # w, (D,), of the cost |w (x - y)|^2; None: all one
     free: bool
     compiled: bool
-
-
-def is_weighing(cost: Cost) -> bool:
-    """Whether the cost is ``|w (x - y)|^2``, with weights of the features or without: what one step can do."""
-    return isinstance(cost, costs.SquaredEuclidean) or isinstance(cost, costs.Mahalanobis) and cost.rank is None
 
 
 def precise_clouds(

@@ -8,7 +8,7 @@ of size 1e-12, then do no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -204,19 +204,20 @@ class Geometry:
     def is_squared_euclidean(self) -> bool:
         return isinstance(self.cost, SquaredEuclidean)
 
+    def having(self, values: Iterable[Tensor]) -> Geometry:
+        """The same with other values of its tensors, in their order."""
+        return Geometry(self.cost, dict(zip(self.tensors, values, strict=True)))
+
     def to(self, dtype: torch.dtype, device: torch.device) -> Geometry:
         """The same in the precision of a solver, on its device."""
-        return Geometry(
-            self.cost,
-            {
-                name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
-                for name, value in self.tensors.items()
-            },
+        return self.having(
+            value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            for value in self.tensors.values()
         )
 
     def detached(self) -> Geometry:
         """The same without autograd history."""
-        return Geometry(self.cost, {name: value.detach() for name, value in self.tensors.items()})
+        return self.having(value.detach() for value in self.tensors.values())
 
     @property
     def feature_weights(self) -> Tensor | None:

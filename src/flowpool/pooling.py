@@ -19,7 +19,7 @@ from flowpool.core.flow import Flowed
 from flowpool.core.measures import check_features, graphs_of, require_like
 from flowpool.costs import Cost, CostFunction, Geometry
 from flowpool.engines import choice, compiled, operators, torch_engine
-from flowpool.engines.devices import HOST, carried
+from flowpool.engines.devices import HOST, carried, precision_on
 from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
 from flowpool.kernels.errors import KernelError
 from flowpool.options import Options
@@ -138,10 +138,9 @@ class _Given(NamedTuple):
 
     def to_host(self) -> _Given:
         """The same on the CPU, by one copy."""
-        parameters = self.geometry.tensors
-        found = carried([*self[:-1], *parameters.values()], HOST)
-        tensors = dict(zip(parameters, found[len(self) - 1 :], strict=True))
-        return _Given(*found[: len(self) - 1], replace(self.geometry, tensors=tensors))
+        *given, geometry = self
+        found = carried([*given, *geometry.tensors.values()], HOST)
+        return _Given._make([*found[: len(given)], geometry.having(found[len(given) :])])
 
 
 def _pool_on_host(given: _Given, dim_size: int | None, relative: bool, options: Options) -> Pooled:
@@ -149,8 +148,8 @@ def _pool_on_host(given: _Given, dim_size: int | None, relative: bool, options: 
     device = given.nodes.device
     choice.say_where(device)
     host = _pool(given.to_host(), dim_size, relative, options, BackwardReport(device))
-    wide = host.residual.float() if device.type == "mps" else host.residual
-    points, residual, steps, status = carried([host.points, wide, host.steps, host.status], device)
+    residual = host.residual.to(precision_on(device))
+    points, residual, steps, status = carried([host.points, residual, host.steps, host.status], device)
     return replace(host, points=points, residual=residual, steps=steps, status=status, _on_host=host)
 
 
@@ -159,7 +158,7 @@ def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options,
     nodes, batch, ptr, reference, masses, point_masses, epsilon, geometry = given
     if not torch.compiler.is_compiling():
         references.check_values(reference)
-    precision = torch.float32 if nodes.device.type == "mps" else torch.float64
+    precision = precision_on(nodes.device)
     wide = torch.promote_types(nodes.dtype, torch.float32)
     traced = torch.compiler.is_compiling() and not (batch is None and ptr is None)
     if traced and dim_size is not None:
@@ -174,7 +173,7 @@ def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options,
         graph,
         offsets,
         start,
-        _checked_point_masses(point_masses, reference).to(precision),
+        _checked_point_masses(point_masses, reference, precision),
         _checked_epsilon(epsilon, offsets.shape[0] - 1, start),
         relative,
         geometry.to(precision, nodes.device),
@@ -261,10 +260,10 @@ def _checked_epsilon(epsilon: float | Tensor, num_graphs: int, like: Tensor) -> 
     return epsilon.to(like).expand(num_graphs)
 
 
-def _checked_point_masses(point_masses: Tensor | None, reference: Tensor) -> Tensor:
+def _checked_point_masses(point_masses: Tensor | None, reference: Tensor, precision: torch.dtype) -> Tensor:
     num_points = reference.shape[0]
     if point_masses is None:
-        return reference.new_full((num_points,), 1.0 / num_points, dtype=torch.float64)
+        return reference.new_full((num_points,), 1.0 / num_points, dtype=precision)
     if not isinstance(point_masses, Tensor) or point_masses.shape != (num_points,):
         found = tuple(point_masses.shape) if isinstance(point_masses, Tensor) else type(point_masses).__name__
         raise ValueError(f"point_masses is {found}; expected a tensor of shape ({num_points},), one mass per point.")
@@ -276,7 +275,7 @@ def _checked_point_masses(point_masses: Tensor | None, reference: Tensor) -> Ten
             f"{int(wrong.sum())} point masses are not positive numbers (first: point {point}, "
             f"{float(point_masses[point]):g}). Pass values > 0, or fewer points."
         )
-    precise = point_masses.double()
+    precise = point_masses.to(precision)
     return precise / precise.sum()
 
 

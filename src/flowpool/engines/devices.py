@@ -12,8 +12,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 HOST = torch.device("cpu")
+_WITHOUT_DOUBLE = ["mps"]  # types of devices
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -52,9 +54,14 @@ def carried(values: Sequence[Any], device: torch.device) -> list[Any]:
     return found
 
 
+def precision_on(device: torch.device) -> torch.dtype:
+    """What is computed in on a device: double precision where there is one."""
+    return torch.float32 if device.type in _WITHOUT_DOUBLE else torch.float64
+
+
 def readable(values: Tensor, device: torch.device) -> Tensor:
-    """Real numbers of the host on another device, in single precision where that has no double."""
-    return values.to(device, torch.float32 if device.type == "mps" and values.dtype == torch.float64 else values.dtype)
+    """What was computed in double precision, on the device of somebody who wants to read it."""
+    return values.to(precision_on(device)).to(device)
 
 
 class _Carried(torch.autograd.Function):
@@ -68,9 +75,12 @@ class _Carried(torch.autograd.Function):
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         wanted = zip(upstream, ctx.needs_input_grad[1:], strict=True)
-        return (None, *carried([value if needed else None for value, needed in wanted], ctx.home))
+        gradients = [value if needed else None for value, needed in wanted]
+        found = iter(copied_across([value for value in gradients if value is not None], ctx.home))
+        return (None, *(None if value is None else next(found) for value in gradients))
 
 
 @opaque(lambda tensors, device: [value.new_empty(value.shape, device=device) for value in tensors])

@@ -18,11 +18,16 @@ from flowpool.engines.devices import opaque
 from flowpool.options import Engine
 
 
+def leaves_device(engine: Engine, nodes: Tensor) -> bool:
+    """Whether what is on another device is to be brought to the CPU, where kernels can compute with it."""
+    return nodes.device.type != "cpu" and engine != "torch" and missing_kernels() is None
+
+
 def use_kernels(engine: Engine, nodes: Tensor) -> bool:
     """Whether kernels compute; an error if they are asked for and cannot. Where not, torch computes the same."""
     obstacle = missing_kernels()
     if nodes.device.type != "cpu":
-        obstacle = f"it runs on the CPU, the nodes are on {nodes.device}"
+        obstacle = obstacle or f"it runs on the CPU, the nodes are on {nodes.device}"
     if engine == "compiled" and obstacle:
         raise ValueError(f"The compiled engine cannot be used: {obstacle}. Pass engine='torch' or 'auto'.")
     return engine != "torch" and obstacle is None

@@ -71,7 +71,7 @@ def _obstacle(options: Options, cost: Cost, point_masses: Tensor | None) -> str 
         return "it descends the Sinkhorn divergence, not the loss alone (debias=False)"
     if options.step_size is not None:
         return "it chooses its steps itself (step_size is given)"
-    if point_masses is not None and point_masses.requires_grad and torch.is_grad_enabled():
+    if isinstance(point_masses, Tensor) and point_masses.requires_grad and torch.is_grad_enabled():
         return "it gives no gradient in point_masses"
     return None
 

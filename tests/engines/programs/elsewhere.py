@@ -92,8 +92,12 @@ def _serve(operation: Any, *given: Any, **options: Any) -> Any:
     given, options = tree_map_only(Tensor, values_of, (given, options))
     with torch._C._AutoDispatchBelowAutograd():
         # What stands for values says that it is contiguous, also where it is a view.
-        reshapes = name == "view" and not isinstance(given[1], torch.dtype)
-        found = given[0].reshape(given[1]) if reshapes else operation(*given, **options)
+        if name == "view" and not isinstance(given[1], torch.dtype):
+            found = given[0].reshape(given[1])
+        elif name == "as_strided":
+            found = given[0].contiguous().as_strided(*given[1:], **options)
+        else:
+            found = operation(*given, **options)
     for values, tensor in tensors.values():
         if values.shape != tensor.shape:  # an "out" that was made empty
             tensor.data = _standing_for(values)

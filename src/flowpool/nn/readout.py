@@ -6,7 +6,8 @@ normalisation of the result, so that columns as different as a coordinate and a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Unpack, get_args
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,19 @@ from torch_geometric.nn.inits import reset
 
 from flowpool import costs
 from flowpool.core.measures import Clouds
-from flowpool.inputs import check_choice, checked_epsilon, checked_point_masses
+from flowpool.costs import Geometry
+from flowpool.engines import choice
+from flowpool.engines.devices import HOST, carried
+from flowpool.inputs import check_choice, check_like, checked_epsilon, checked_point_masses
 from flowpool.nn.base import PointAggregation, check_most, initial_reference
-from flowpool.nn.norm import normalised, share_statistics
+from flowpool.nn.norm import Norm, is_shared, normalised, share_statistics
 from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
 from flowpool.options import FlowOptions, LayerOptions, Size, takes_options
 from flowpool.results import BackwardReport
 from flowpool.status import Status
-from flowpool.step.pool import Received, Step, is_weighing, precise_clouds, receive, without_broken
-from flowpool.step.ragged import use_kernels
+from flowpool.step.pool import Received, Step, precise_clouds, receive, without_broken
+from flowpool.step.ragged import leaves_device, use_kernels
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # which not every build of torch has
@@ -106,7 +110,7 @@ class FlowReadout(PointAggregation):
             if useless:
                 raise ValueError(f"{useless[0]} is an option of the flow; by={by!r} takes {', '.join(_STEP_OPTIONS)}.")
             self.epsilon, self.engine, self.cost = settings.epsilon, settings.engine, costs.resolve(settings.cost)
-            if not is_weighing(self.cost):
+            if not costs.is_weighing(self.cost):
                 raise ValueError(
                     f"by={by!r} knows the squared Euclidean and the diagonal Mahalanobis cost, not {self.cost}; "
                     "pass by='flow' for any other."
@@ -163,34 +167,67 @@ class FlowReadout(PointAggregation):
         """
         self._check(x)
         self._check_dim(dim)
-        clouds, order = precise_clouds(x, index, ptr, masses, dim_size, "x")
+        if masses is not None:
+            check_like(masses, x, "masses", "x")
+        state = self._state()
+        if not self._leaves_device(x):
+            return self._vectors(state, dim_size, max_num_elements, x.device, x, index, ptr, masses)
+        choice.say_where(x.device)
+        given, there = state.to_host(x, index, ptr, masses)
+        rows = self._vectors(there, dim_size, max_num_elements, x.device, *given)
+        return state.learned(there, rows)
+
+    def _state(self) -> _State:
+        if self.by == "flow":
+            reference, cost = self.pool.reference, self.pool.cost
+        else:
+            reference, cost = self.reference, self.cost
+        return _State(Norm.of(self.node_norm), Norm.of(self.output_norm), reference, costs.geometry_of(cost))
+
+    def _leaves_device(self, x: Tensor) -> bool:
+        """Whether all is computed on the CPU, by kernels, for tensors on another device."""
+        if is_shared(self.node_norm) or is_shared(self.output_norm):
+            return False  # the processes talk to each other about tensors on their devices
+        if self.by == "flow":
+            return x.device.type != "cpu" and choice.use_kernels(
+                self.pool.options, self.pool.cost, None, self.pool.relative
+            )
+        return leaves_device(self.engine, x)
+
+    def _vectors(
+        self,
+        state: _State,
+        dim_size: int | None,
+        max_num_elements: int | None,
+        device: torch.device,
+        x: Tensor,
+        index: Tensor | None,
+        ptr: Tensor | None,
+        masses: Tensor | None,
+    ) -> Tensor:
+        """:meth:`forward` where ``x`` and ``state`` are, with a report for a caller on a device."""
+        clouds, order = precise_clouds(x, index, ptr, masses, dim_size)
         check_most(clouds.sizes, max_num_elements)
         weights = None if masses is None else masses.to(clouds.masses.dtype)[order]
         clouds, broken = without_broken(clouds)
         counted = None if broken is None else ~broken[clouds.batch]
         if weights is not None:
             counted = weights > 0 if counted is None else counted & (weights > 0)
-        clouds = clouds.moved(self._normalised(self.node_norm, clouds.nodes, counted, x.dtype))
-        received, report = self._received(clouds, weights, broken, x.dtype)
-        self._conclude(report)
+        clouds = clouds.moved(_normalised(state.node_norm, clouds.nodes, counted, x.dtype))
+        received, report = self._received(state, clouds, weights, broken, x.dtype)
+        self._conclude(report, device)
+        report = report.on(x.device)
         size = clouds.sum(torch.ones_like(clouds.masses) if weights is None else weights).unsqueeze(-1)  # (B, 1)
-        rows = self._columns(received, clouds, size)  # (B, out_channels)
+        rows = self._columns(state, received, clouds, size)  # (B, out_channels)
         counted = report.status != Status.EMPTY.value
         if not torch.compiler.is_compiling() and bool(report.converged.all()):
-            return self._normalised(self.output_norm, rows, counted, x.dtype).to(x.dtype)
+            return _normalised(state.output_norm, rows, counted, x.dtype).to(x.dtype)
         bad = ~(report.converged | (report.status == Status.MAX_STEPS.value))  # which are NaN, or overflowed
-        rows = self._normalised(self.output_norm, rows.masked_fill(bad[:, None], 0.0), counted & ~bad, x.dtype)
+        rows = _normalised(state.output_norm, rows.masked_fill(bad[:, None], 0.0), counted & ~bad, x.dtype)
         return rows.masked_fill(bad[:, None], torch.nan).to(x.dtype)
 
-    def _normalised(
-        self, norm: nn.BatchNorm1d | nn.SyncBatchNorm, rows: Tensor, counted: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        """BatchNorm of rows in the precision of the layer or of the caller's features, whichever is higher."""
-        precision = torch.promote_types(dtype, norm.weight.dtype)
-        return normalised(norm, rows.to(precision), counted).to(rows.dtype)
-
     def _received(
-        self, clouds: Clouds, masses: Tensor | None, broken: Tensor | None, dtype: torch.dtype
+        self, state: _State, clouds: Clouds, masses: Tensor | None, broken: Tensor | None, dtype: torch.dtype
     ) -> tuple[Received, Report]:
         """What the points stand for, with no variances where the flow took them to the nodes; and how that went.
 
@@ -205,26 +242,26 @@ class FlowReadout(PointAggregation):
             dtype = torch.promote_types(dtype, torch.float32)
             nodes = clouds.nodes if broken is None else clouds.nodes.masked_fill(broken[clouds.batch, None], torch.nan)
             masses = None if masses is None else masses.to(dtype)
-            pooled = self.pool.pooled(nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses)
+            pooled = self.pool._pooled(state.reference, nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses)
             points = pooled.points.to(clouds.nodes.dtype)
             equal = torch.full_like(points[..., 0], 1 / self.num_points)
             return Received(equal, points, torch.zeros_like(points)), Report.of(pooled)
         level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature
         step = Step(
-            self.reference.to(clouds.nodes.dtype),
+            state.reference.to(clouds.nodes.dtype),
             checked_point_masses(None, self.num_points, clouds.nodes),
             checked_epsilon(level, clouds.num_graphs, clouds.nodes),
-            costs.bind(self.cost, clouds.nodes.dtype, clouds.nodes.device).feature_weights,
+            state.geometry.to(clouds.nodes.dtype, clouds.nodes.device).feature_weights,
             self.by == "free",
             use_kernels(self.engine, clouds.nodes),
         )
         received = receive(clouds, step)
         return received, _report_of_step(received, step, clouds, broken)
 
-    def _columns(self, received: Received, clouds: Clouds, size: Tensor) -> Tensor:
+    def _columns(self, state: _State, received: Received, clouds: Clouds, size: Tensor) -> Tensor:
         """The vector before the last normalisation."""
         counts = received.masses * size  # (B, M), how many nodes each point stands for
-        blocks = self._structured(received, clouds, size, counts)
+        blocks = self._structured(state, received, clouds, size, counts)
         rows = [values * count.unsqueeze(-1) if self.size == "scale" else values for values, count in blocks]
         columns = [torch.cat(rows, 1).flatten(1)]
         if self.by == "free":
@@ -233,7 +270,9 @@ class FlowReadout(PointAggregation):
             columns.append(size)
         return torch.cat(columns, 1)
 
-    def _structured(self, received: Received, clouds: Clouds, size: Tensor, counts: Tensor) -> list[_Block]:
+    def _structured(
+        self, state: _State, received: Received, clouds: Clouds, size: Tensor, counts: Tensor
+    ) -> list[_Block]:
         """The coordinates asked for, row by row, each with the number of nodes that it stands for."""
         points = received.points
         if self.structure == "points":
@@ -244,11 +283,11 @@ class FlowReadout(PointAggregation):
             # Deviations of points with equal masses sum to zero.
             return [whole, (deviations, counts) if self.by == "free" else (deviations[:, :-1], counts[:, :-1])]
         if self.by == "flow":
-            start = self.pool.reference.to(points.dtype)
+            start = state.reference.to(points.dtype)
             if self.pool.relative:
                 start = whole[0] + _radius(clouds)[:, None, None] * start
             return [whole, (points - start, counts)]
-        moved = points - self.reference, counts
+        moved = points - state.reference, counts
         return [moved] if self.structure == "displacement" else [moved, (received.deviations, counts)]
 
     def __repr__(self) -> str:
@@ -256,6 +295,40 @@ class FlowReadout(PointAggregation):
             f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, by={self.by!r}, "
             f"structure={self.structure!r}, size={self.size!r})"
         )
+
+
+class _State(NamedTuple):
+    """The tensors of a layer, or copies of them on the CPU."""
+
+    node_norm: Norm
+    output_norm: Norm
+    reference: Tensor
+    geometry: Geometry
+
+    def to_host(self, *given: Any) -> tuple[list[Any], _State]:
+        """Values of a caller, and these, on the CPU, by one copy."""
+        (node_norm, *first), (output_norm, *second), reference, geometry = self
+        found = carried([*given, reference, *first, *second, *geometry.tensors.values()], HOST)
+        rest = iter(found[len(given) :])
+        there = next(rest)
+        nodes, output = (Norm(module, *islice(rest, len(first))) for module in (node_norm, output_norm))
+        return found[: len(given)], _State(nodes, output, there, geometry.having(rest))
+
+    def learned(self, there: _State, rows: Tensor) -> Tensor:
+        """What was computed on the CPU, on the device of these; running statistics follow those of the copies."""
+        own, changed = ([*state.node_norm.running, *state.output_norm.running] for state in (self, there))
+        training = self.node_norm.module.training
+        rows, *values = carried([rows, *(changed if training else ())], self.reference.device)
+        with torch.no_grad():
+            for running, value in zip(own if training else (), values, strict=True):
+                running.copy_(value)
+        return rows
+
+
+def _normalised(norm: Norm, rows: Tensor, counted: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """BatchNorm of rows in the precision of the layer or of the caller's features, whichever is higher."""
+    precision = torch.promote_types(dtype, norm.weight.dtype)
+    return normalised(norm, rows.to(precision), counted).to(rows.dtype)
 
 
 @torch.no_grad()
@@ -271,7 +344,11 @@ def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tens
         status = status.masked_fill(broken, Status.NONFINITE_INPUT.value)
         residual = residual.masked_fill(broken, torch.nan)
     converged = (status == Status.OK.value) | empty
-    return Report(status.to(torch.int8), converged, residual, torch.ones_like(clouds.sizes), BackwardReport())
+    device = clouds.nodes.device
+    return Report(
+        status.to(torch.int8), converged, residual, torch.ones_like(clouds.sizes), BackwardReport(device),
+        f"{'compiled' if step.compiled else 'torch'} engine on {device}",
+    )  # fmt: skip
 
 
 def _radius(clouds: Clouds) -> Tensor:

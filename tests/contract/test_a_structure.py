@@ -241,7 +241,7 @@ def _gap(points: Tensor, nodes: Tensor) -> float:
 def test_row_09_one_point_is_the_weighted_mean(pool: Pool, num_nodes: int, weighted: bool) -> None:
     x = cloud(num_nodes, 3, seed=num_nodes)
     masses = cloud(num_nodes, 1, seed=8).squeeze(1).square() if weighted else torch.ones(num_nodes).double()
-    pooled = pool(x, num_points=1, masses=masses, tolerance=1e-10)
+    pooled = pool(x, num_points=1, masses=masses)
     assert int(pooled.status[0]) == Status.OK
     torch.testing.assert_close(pooled.points[0, 0], masses @ x / masses.sum(), rtol=0, atol=1e-9)
 

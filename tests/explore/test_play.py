@@ -16,7 +16,7 @@ from flowpool.explore import play
 def test_one_point_is_the_mean_and_loses_everything_but_it() -> None:
     nodes = [[0.0, 0.0, 1.0], [4.0, 0.0, 3.0]]
     given = play.answer(question(nodes, points=1))
-    np.testing.assert_allclose(given["points"], [[3.0, 0.0]], atol=1e-7)  # placed to 1e-5 R at least
+    np.testing.assert_allclose(given["points"], [[3.0, 0.0]], atol=1e-9)
     np.testing.assert_allclose(given["plan"], [[0.25, 0.75]], atol=1e-12)
     assert given["radius"] == pytest.approx(np.sqrt(3))  # 0.25 * 9 + 0.75 * 1
     assert given["lost"] == pytest.approx(1.0)

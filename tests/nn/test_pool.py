@@ -102,7 +102,7 @@ def test_no_nodes_at_all(layer: FlowPool) -> None:
 
 def test_without_index_all_nodes_are_one_graph_and_one_point_is_their_mean() -> None:
     x = features()
-    torch.testing.assert_close(FlowPool(2, 1)(x), x.mean(0, keepdim=True), rtol=0, atol=1e-8)
+    torch.testing.assert_close(FlowPool(2, 1)(x), x.mean(0, keepdim=True), rtol=0, atol=1e-9)
 
 
 def test_a_graph_of_one_node_becomes_copies_of_it(layer: FlowPool) -> None:
@@ -254,7 +254,7 @@ def test_masses_weigh_the_nodes() -> None:
     for graph in range(3):
         here = graph == INDEX
         mean = (masses[here, None] * x[here]).sum(0) / masses[here].sum()
-        torch.testing.assert_close(out[graph], mean, rtol=0, atol=1e-8)
+        torch.testing.assert_close(out[graph], mean, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("where", [{"index": INDEX}, {"ptr": PTR}, {"index": INDEX, "ptr": PTR}], ids="-".join)

@@ -176,15 +176,15 @@ class System(NamedTuple):
 
         With :math:`t = (H + D)^{-1}`, D being d times the Hessian's scale, and :math:`y = t r - t D t r`, the filter is
         :math:`y + 2 t D y - 2 t D t D y` up to :math:`(2 d / h)^2`, and smaller than it should be for flatter directions.
+        Without a flat direction :math:`t r` alone is as good as what is asked of conjugate gradients.
         """
         curvature, unit = self.curvature, FLAT * self.curvature.unit.unsqueeze(-1)
         shift = torch.full_like(curvature.unit[:, 0], FLAT)
         model, known = shifted_model(curvature, shift), curvature.exact
         first, met = self._solved(model, right, shift, known, precision, longest, guess)
         flattest = torch.where(model.exists, torch.minimum(model.flattest, met - FLAT), -torch.inf)
-        plain = torch.where(known, flattest > 1e3 * FLAT, flattest > SINGULAR)
-        if longest is not None:
-            plain = plain | ~known & (_length(first) > longest)
+        plain = flattest > SINGULAR if longest is None else (flattest > SINGULAR) | (_length(first) > longest)
+        plain = plain & ~known
         if bool(plain.all()):
             return Solved(first, flattest)
 

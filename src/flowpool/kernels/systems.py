@@ -188,7 +188,7 @@ def solve_newton(graph, epsilon, precision, longest, guessed, factored):  # type
 
     With ``t = (H + D)^-1``, ``D = d diag(2 a)``, and ``y = t r - t D t r``, the filter is
     ``y + 2 t D y - 2 t D t D y`` up to ``(2 d / h)^2``, and smaller than it should be for flatter directions.
-    Without a flat direction ``t r`` alone is as good as what is asked for.
+    Without a flat direction ``t r`` alone is as good as what is asked of conjugate gradients.
 
     Args:
         factored: the factor of the leading block is at hand.
@@ -203,7 +203,7 @@ def solve_newton(graph, epsilon, precision, longest, guessed, factored):  # type
     flattest = min(
         flattest_pivot(graph, graph.newton_pivots, FLAT), damped(graph, epsilon, precision, longest, guessed, exact)
     )
-    if flattest > 1e3 * FLAT if exact else flattest > SINGULAR or norm(graph.solution, numbers) > longest:
+    if not exact and (flattest > SINGULAR or norm(graph.solution, numbers) > longest):
         return flattest
     filtered = graph.other
     copy(graph.solution, filtered, numbers)

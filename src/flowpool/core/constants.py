@@ -20,6 +20,8 @@ PROGRESS = 0.3  # factor by which a Newton step must reduce the gradient
 TINY, TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly, as it does at merging points
 UPHILL = 0.2  # slope at the end of a long step, relative to that at its start, at which it has jumped over the minimum
 CRAWLING = 1e-3  # speed below which a flow with steps of fixed length is taken to its limit by other steps
+SETTLED = 0.1  # gain that is left, in units of the square of the tolerance, at which a flow along a valley has ended
+SHALLOW = 1e-3  # curvature along a Newton step up to which it leads along a valley
 NOISE = 1e-15  # gradient that is rounding error; no step can be judged by it any more
 
 # The divergence for the squared Euclidean cost feels no common move of the points but in their mean, which goes straight to

@@ -45,6 +45,7 @@ FIRST_INNER = 1e-12  # at X^(0), where potentials are found from nothing
 # are refused; neither they nor a length need more than one digit.
 TIGHT, ROUGH = 1e-2, 1e-1
 MOST_LEADING = 64  # largest M K for which the Hessian of the K leading directions is formed
+FLAT_LEADING = 256  # the same for a gradient where flat directions are to be expected
 LEADING = 0.03  # variance, in units of epsilon, that the nodes may have in all other directions together
 OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact by as much
 

@@ -12,7 +12,7 @@ from helpers import central_difference
 
 import flowpool
 from flowpool import FlowPool, Status, flow_pool, references
-from flowpool.costs import Custom
+from flowpool.costs import Custom, Mahalanobis
 
 ENGINES = pytest.mark.parametrize("engine", ["torch", "compiled"])
 FINE = (Status.OK, Status.SINGULAR)
@@ -315,3 +315,29 @@ def test_a_gradient_in_the_nodes_alone_knows_that_epsilon_is_in_their_units():
     direction = normal(4, 2, seed=9)
     slope = central_difference(value, x, direction)
     assert float((found * direction).sum()) == pytest.approx(float(slope), rel=1e-6)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_start_that_depends_on_the_graph_is_differentiated_along_flat_directions(relative):
+    """Weights of the features stretch the frame, and more points than nodes leave them where the start put them."""
+    cost = Mahalanobis(2).double()
+    torch.nn.init.uniform_(cost.weight, -0.7, 0.7, generator=torch.Generator().manual_seed(0))
+    found = {}
+    for engine in ("torch", "compiled"):
+        nodes = normal(3, 2, seed=3).requires_grad_()
+        pooled = flow_pool(nodes, reference=normal(6, 2), cost=cost, relative=relative, tolerance=1e-11, engine=engine)
+        assert bool(pooled.status[0] == Status.SINGULAR)
+        found[engine] = torch.autograd.grad((pooled.points * normal(1, 6, 2, seed=1)).sum(), (nodes, cost.weight))
+    for one, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_so_it_is_where_nodes_are_read_in_blocks(monkeypatch):
+    def gradient():
+        nodes = normal(3, 2, seed=3).repeat(3000, 1).requires_grad_()
+        pooled = flow_pool(nodes, reference=normal(6, 2), relative=False, tolerance=1e-11, engine="compiled")
+        return torch.autograd.grad((pooled.points * normal(1, 6, 2, seed=1)).sum(), nodes)[0]
+
+    found = gradient()
+    monkeypatch.setattr("flowpool.kernels.batch.FEWEST", 10**9)
+    torch.testing.assert_close(found, gradient(), rtol=1e-5, atol=1e-10)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Literal, TypeVar, cast
@@ -20,6 +19,7 @@ from flowpool.core.measures import check_features, graphs_of, require_like
 from flowpool.costs import Cost, CostFunction
 from flowpool.engines import choice, compiled, operators, torch_engine
 from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
+from flowpool.inputs import checked_epsilon, checked_point_masses
 from flowpool.kernels.errors import KernelError
 from flowpool.options import Options
 from flowpool.results import Behind, Pooled
@@ -151,8 +151,8 @@ def _pool(
         graph,
         offsets,
         start,
-        _checked_point_masses(point_masses, reference).to(precision),
-        _checked_epsilon(epsilon, offsets.shape[0] - 1, start),
+        checked_point_masses(point_masses, start.shape[0], start),
+        checked_epsilon(epsilon, offsets.shape[0] - 1, start),
         relative,
         costs.bind(cost, precision, nodes.device),
         torch.finfo(nodes.dtype).eps,
@@ -217,45 +217,6 @@ def _check_size(num_graphs: int, num_points: int, dim: int) -> None:
             f"{num_graphs} graphs with {num_points} points of {dim} features need at least {needed:.1e} bytes of "
             "memory; pool to fewer points, or fewer graphs at a time."
         )
-
-
-def _checked_epsilon(epsilon: float | Tensor, num_graphs: int, like: Tensor) -> Tensor:
-    """Epsilon of each graph, ``(B,)``, with the dtype and the device of another tensor."""
-    if not isinstance(epsilon, Tensor):
-        if not (math.isfinite(epsilon) and epsilon > 0):
-            raise ValueError(f"epsilon is {epsilon:g}; it must be finite and > 0 (0.1 is a good start).")
-        return like.new_full((num_graphs,), epsilon)
-    if not epsilon.is_floating_point():
-        raise TypeError(f"epsilon is {epsilon.dtype}; pass a number or a floating-point tensor.")
-    if epsilon.dim() > 1 or epsilon.dim() == 1 and epsilon.numel() != num_graphs:
-        raise ValueError(
-            f"epsilon has shape {tuple(epsilon.shape)}; pass one number, or one per graph, ({num_graphs},)."
-        )
-    if not torch.compiler.is_compiling():
-        wrong = ~(epsilon.detach().isfinite() & (epsilon.detach() > 0))
-        if bool(wrong.any()):
-            value = float(epsilon.detach()[wrong].flatten()[0])
-            raise ValueError(f"epsilon is {value:g}; it must be finite and > 0 (0.1 is a good start).")
-    return epsilon.to(like).expand(num_graphs)
-
-
-def _checked_point_masses(point_masses: Tensor | None, reference: Tensor) -> Tensor:
-    num_points = reference.shape[0]
-    if point_masses is None:
-        return reference.new_full((num_points,), 1.0 / num_points, dtype=torch.float64)
-    if not isinstance(point_masses, Tensor) or point_masses.shape != (num_points,):
-        found = tuple(point_masses.shape) if isinstance(point_masses, Tensor) else type(point_masses).__name__
-        raise ValueError(f"point_masses is {found}; expected a tensor of shape ({num_points},), one mass per point.")
-    require_like(point_masses, reference, "point_masses")
-    wrong = ~(point_masses.detach().isfinite() & (point_masses.detach() > 0))
-    if bool(wrong.any()):
-        point = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"{int(wrong.sum())} point masses are not positive numbers (first: point {point}, "
-            f"{float(point_masses[point]):g}). Pass values > 0, or fewer points."
-        )
-    precise = point_masses.double()
-    return precise / precise.sum()
 
 
 def _check_symmetry(cost: Cost, reference: Tensor) -> None:

@@ -95,12 +95,9 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     to_masses, to_epsilon = torch.where(own, random(len(batch)), 0.0), torch.where(frame.solvable, random(GRAPHS), 0.0)
     loss = (frame.outside(points) * cotangent).nan_to_num(0.0).sum() + (frame.clouds.nodes * to_nodes).sum()
     loss = loss + (frame.clouds.masses * to_masses).sum() + (frame.epsilon * to_epsilon).sum()
-    # An absolute start depends on the frame, too; a relative one is where the flow forgets it was.
-    to_start = torch.zeros(GRAPHS, COUNT, FEATURES, dtype=torch.float64)
-    if not relative:
-        to_start = torch.where(frame.solvable[:, None, None], random(GRAPHS, COUNT, FEATURES), 0.0)
+    to_start = torch.where(frame.solvable[:, None, None], random(GRAPHS, COUNT, FEATURES), 0.0)
     loss = loss + (frame.start * to_start).sum()
-    begun = np.stack([to_start.numpy().sum(1), (to_start.numpy() * start).sum(1)])
+    begun = engine._begun(to_start.numpy(), start, frames.radius, relative)
     inputs = (rows, b, level, *space.tensors.values())
     expected = torch.autograd.grad(loss, inputs)
 
@@ -111,7 +108,7 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     leave_frames(
         framed, made.masses, ptr, places, chosen, frames.kind, frames.scale, frames.unit, frames.share, features,
         points.numpy(), cotangent.numpy(), inside, relative, to_nodes.numpy(), to_masses.numpy(), to_epsilon.numpy(),
-        *begun, np.empty((5, FEATURES)), found, shares, by_graph,
+        *begun, np.empty((6, FEATURES)), found, shares, by_graph,
     )  # fmt: skip
     precision = {torch.float32: 2e-7, torch.float64: 1e-13}[dtype]
     np.testing.assert_allclose(found, expected[0], rtol=precision, atol=1e-13 * float(expected[0].abs().max()))

@@ -6,7 +6,7 @@ are called instead. They compute the same. Nobody else knows ``torch.ops``.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,30 +17,32 @@ from flowpool.engines import compiled
 from flowpool.engines.seam import Problem, Solution
 from flowpool.options import Options
 
+# A problem of the compiled engine as arguments of an operator: eight tensors, the last of them the parameter of a diagonal
+# Mahalanobis cost, and five numbers.
+_GIVEN = (
+    "Tensor nodes, Tensor? masses, Tensor batch, Tensor ptr, Tensor reference, Tensor point_masses, Tensor epsilon, "
+    "Tensor? weight, bool relative, float resolution, float tolerance, int max_steps, float ridge"
+)
 
-class _Given(NamedTuple):
-    """A problem of the compiled engine as arguments of an operator."""
 
-    nodes: Tensor
-    masses: Tensor | None
-    batch: Tensor
-    ptr: Tensor
-    reference: Tensor
-    point_masses: Tensor
-    epsilon: Tensor
-    weight: Tensor | None  # of a diagonal Mahalanobis cost
-    relative: bool
-    resolution: float
-    tolerance: float
-    max_steps: int
-    ridge: float
+def _given(problem: Problem) -> tuple[Any, ...]:
+    options = problem.options
+    return (
+        problem.nodes, problem.masses, problem.batch, problem.ptr, problem.reference, problem.point_masses,
+        problem.epsilon, problem.geometry.tensors.get("weight"), problem.relative, problem.resolution, options.tolerance,
+        options.max_steps, options.ridge,
+    )  # fmt: skip
 
-    def problem(self) -> Problem:
-        geometry = Geometry(SquaredEuclidean())
-        if self.weight is not None:
-            geometry = Geometry(Mahalanobis(self.weight.shape[0]), {"weight": self.weight})
-        options = Options(tolerance=self.tolerance, max_steps=self.max_steps, ridge=self.ridge)
-        return Problem(*self[:7], self.relative, geometry, self.resolution, options)
+
+def _problem(*given: Any) -> Problem:
+    nodes, masses, batch, ptr, reference, shares, epsilon, weight, relative, resolution, tolerance, max_steps, ridge = (
+        given
+    )
+    geometry = Geometry(SquaredEuclidean())
+    if weight is not None:
+        geometry = Geometry(Mahalanobis(weight.shape[0]), {"weight": weight})
+    options = Options(tolerance=tolerance, max_steps=max_steps, ridge=ridge)
+    return Problem(nodes, masses, batch, ptr, reference, shares, epsilon, relative, geometry, resolution, options)
 
 
 @torch.library.custom_op("flowpool::graphs", mutates_args=())
@@ -59,39 +61,10 @@ def _(
     return nodes.new_empty(num_graphs + 1, dtype=torch.long), nodes.new_empty(nodes.shape[0], dtype=torch.long)
 
 
-@torch.library.custom_op("flowpool::solve", mutates_args=())
-def solve(
-    nodes: Tensor,
-    masses: Tensor | None,
-    batch: Tensor,
-    ptr: Tensor,
-    reference: Tensor,
-    point_masses: Tensor,
-    epsilon: Tensor,
-    weight: Tensor | None,
-    relative: bool,
-    resolution: float,
-    tolerance: float,
-    max_steps: int,
-    ridge: float,
-) -> list[Tensor]:
+@torch.library.custom_op("flowpool::solve", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+def solve(*given: Any) -> list[Tensor]:
     """The fields of :class:`flowpool.engines.seam.Solution`; ``ridge`` is for the backward pass."""
-    given = _Given(
-        nodes,
-        masses,
-        batch,
-        ptr,
-        reference,
-        point_masses,
-        epsilon,
-        weight,
-        relative,
-        resolution,
-        tolerance,
-        max_steps,
-        ridge,
-    )
-    return list(compiled.solve(given.problem()))
+    return list(compiled.solve(_problem(*given)))
 
 
 @solve.register_fake
@@ -114,62 +87,44 @@ def _(nodes: Tensor, *given: Any) -> list[Tensor]:
     ]
 
 
-@torch.library.custom_op("flowpool::adjoint", mutates_args=())
-def adjoint(
-    nodes: Tensor,
-    masses: Tensor | None,
-    batch: Tensor,
-    ptr: Tensor,
-    reference: Tensor,
-    point_masses: Tensor,
-    epsilon: Tensor,
-    weight: Tensor | None,
-    relative: bool,
-    resolution: float,
-    ridge: float,
-    behind: list[Tensor],
-    cotangent: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "flowpool::adjoint",
+    mutates_args=(),
+    schema=f"({_GIVEN}, Tensor[] behind, Tensor cotangent) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def adjoint(*arguments: Any) -> tuple[Tensor, ...]:
     """Gradients of ``<cotangent, points>`` in nodes, masses, epsilon and weight; empty for what was not given.
 
     ``behind`` is what :func:`solve` returned after the first five.
     """
-    given = _Given(
-        nodes, masses, batch, ptr, reference, point_masses, epsilon, weight, relative, resolution, 1.0, 1, ridge
-    )
-    solution = Solution(*[torch.empty(0)] * 5, *behind)
-    found = compiled.adjoint(
-        given.problem(), solution, cotangent, {"nodes", "masses", "epsilon", "cost.weight"}
-    ).by_name
+    *given, behind, cotangent = arguments
+    problem, solution = _problem(*given), Solution(*[torch.empty(0)] * 5, *behind)
+    found = compiled.adjoint(problem, solution, cotangent, set(_DIFFERENTIATED)).by_name
     # Each its own tensor: no two returns of an operator may be the same.
-    to_masses, to_weight = (found.get(name, epsilon.new_empty(0)) for name in ("masses", "cost.weight"))
-    return found["nodes"], to_masses, found["epsilon"], to_weight
+    return tuple(found.get(name, problem.epsilon.new_empty(0)) for name in _DIFFERENTIATED)
+
+
+_DIFFERENTIATED = {"nodes": 0, "masses": 1, "epsilon": 6, "cost.weight": 7}  # with their places among the given
 
 
 @adjoint.register_fake
-def _(nodes: Tensor, masses: Tensor | None, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    epsilon, weight = given[4], given[5]
-    return (
-        nodes.new_empty(nodes.shape),
-        epsilon.new_empty(0) if masses is None else masses.new_empty(masses.shape),
-        epsilon.new_empty(epsilon.shape),
-        epsilon.new_empty(0) if weight is None else weight.new_empty(weight.shape),
-    )
+def _(*given: Any) -> tuple[Tensor, ...]:
+    tensors = (given[place] for place in _DIFFERENTIATED.values())
+    return tuple(given[6].new_empty(0) if one is None else one.new_empty(one.shape) for one in tensors)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    *tensors, ctx.relative, ctx.resolution, _, _, ctx.ridge = inputs
-    ctx.save_for_backward(*tensors, *output[5:])
+    ctx.numbers = inputs[8:]
+    ctx.save_for_backward(*inputs[:8], *output[5:])
 
 
 def _differentiate(ctx: Any, cotangents: list[Tensor]) -> tuple[Tensor | None, ...]:
     given, behind = ctx.saved_tensors[:8], list(ctx.saved_tensors[8:])
-    nodes, masses, epsilon, weight = torch.ops.flowpool.adjoint(
-        *given, ctx.relative, ctx.resolution, ctx.ridge, behind, cotangents[0]
-    )
-    to_masses = None if given[1] is None else masses
-    to_weight = None if given[7] is None else weight
-    return (nodes, to_masses, None, None, None, None, epsilon, to_weight, *[None] * 5)
+    found = torch.ops.flowpool.adjoint(*given, *ctx.numbers, behind, cotangents[0])
+    gradients: list[Tensor | None] = [None] * (len(given) + len(ctx.numbers))
+    for place, gradient in zip(_DIFFERENTIATED.values(), found, strict=True):
+        gradients[place] = None if given[place] is None else gradient
+    return tuple(gradients)
 
 
 def _refuse(ctx: Any, *_: Any) -> NoReturn:
@@ -190,20 +145,5 @@ def traced_graphs(
 
 def traced_solve(problem: Problem) -> Solution:
     """The compiled engine in a graph that is being traced; only the points have a derivative, as in eager mode."""
-    options = problem.options
-    found = torch.ops.flowpool.solve(
-        problem.nodes,
-        problem.masses,
-        problem.batch,
-        problem.ptr,
-        problem.reference,
-        problem.point_masses,
-        problem.epsilon,
-        problem.geometry.tensors.get("weight"),
-        problem.relative,
-        problem.resolution,
-        options.tolerance,
-        options.max_steps,
-        options.ridge,
-    )
+    found = torch.ops.flowpool.solve(*_given(problem))
     return Solution(found[0], *(value.detach() for value in found[1:]))

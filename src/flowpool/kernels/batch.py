@@ -305,7 +305,9 @@ def adjoint(
     if order.shape != (len(nodes),):
         raise ValueError(f"order has shape {order.shape}; expected ({len(nodes)},).")
     start, level = begin(frames, reference, point_masses, epsilon, relative)
-    left = np.zeros((0 if relative else graphs, count, features))  # of the cotangent, along flat directions
+    # What flat directions leave of the cotangent belongs to the start, if that depends on the graph.
+    follows = not (relative and np.all(weights == weights[0]))
+    left = np.zeros((graphs if follows else 0, count, features))
     seed = cotangent * frames.scale[:, None]  # gradient in X* in the frame
     # Rows of large graphs stay untouched and so cost no memory.
     inside = _Inside(
@@ -332,35 +334,46 @@ def adjoint(
             )  # fmt: skip
 
         run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
+    answers = []
+    for graph in large:
+        one = _large(batch, frames, graph, point_masses, level, threads)
+        answer = one.adjoint(points[graph], potentials[graph], self_potentials[graph], seed[graph], ridge)
+        inside.epsilon[graph], inside.residual[graph], inside.damped[graph] = answer[0], answer.residual, answer.damped
+        answers.append((graph, one, answer))
+        if follows:
+            left[graph] = answer.left
     shape = (frames.kind, frames.scale, frames.unit, frames.share, weights, points, cotangent)
-    begun = np.zeros((2, graphs, features))
-    if not relative:
-        begun = np.stack([left.sum(1), (left * start).sum(1)])
+    begun = _begun(left, start, frames.radius, relative)
     leave_frames(
         framed, masses, ptr, order, others, *shape, level, relative, inside.nodes, inside.masses, inside.epsilon,
-        *begun, np.empty((5, features)), to_nodes, to_masses, to_weights,
+        *begun, np.empty((6, features)), to_nodes, to_masses, to_weights,
     )  # fmt: skip
-    for graph in large:
-        from flowpool.kernels.large import Leaving
-
-        own, one = slice(ptr[graph], ptr[graph + 1]), _large(batch, frames, graph, point_masses, level, threads)
-        answer = one.adjoint(points[graph], potentials[graph], self_potentials[graph], seed[graph], ridge)
-        frame_terms = np.empty((4, features))
-        frame_terms[3] = frame_response(
-            graph,
-            *shape,
-            answer.total,
-            answer.moment,
-            answer.epsilon,
-            level[graph],
-            relative,
-            *frame_terms[:3],
-            to_weights,
-        )
-        one.write(answer, Leaving(order[own], frame_terms, to_nodes, to_masses[own]))
-        inside.epsilon[graph], inside.residual[graph], inside.damped[graph] = answer[0], answer.residual, answer.damped
+    for graph, one, answer in answers:
+        frame_terms, own = np.empty((4, features)), slice(ptr[graph], ptr[graph + 1])
+        total, moment, to_radius = (value[graph] for value in begun)
+        frame_response(
+            graph, *shape, answer.total + total, answer.moment + moment, to_radius, answer.epsilon, level[graph],
+            relative, frame_terms, to_weights,
+        )  # fmt: skip
+        one.write(answer, order[own], frame_terms, to_nodes, to_masses[own])
     to_epsilon = inside.epsilon if relative else inside.epsilon / frames.unit**2
     return Adjoint(to_nodes, to_masses, to_epsilon, to_weights.sum(0), inside.residual, inside.damped)
+
+
+def _begun(left: Array, start: Array, radius: Array, relative: bool) -> tuple[Array, Array, Array]:
+    """What the start adds to the sums of :func:`~flowpool.kernels.frame.frame_response`, given the gradient in it.
+
+    In the frame it is ``(reference - m) / scale``, as the nodes are, or ``R reference / scale`` if it is relative.
+    """
+    graphs, _, features = start.shape
+    total, moment, to_radius = np.zeros((graphs, features)), np.zeros((graphs, features)), np.zeros(graphs)
+    if len(left):
+        moment = (left * start).sum(1)
+        if relative:
+            to_radius = moment.sum(1) / radius**2
+        else:
+            total = left.sum(1)
+    return total, moment, to_radius
 
 
 def _split(sizes: Index, frames: Frames, count: int, features: int) -> tuple[Index, Index]:

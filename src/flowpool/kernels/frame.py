@@ -227,18 +227,20 @@ def place_points(points, mean, scale, kind, singular, residual, status, placed):
 
 @shared
 def frame_response(  # type: ignore[no-untyped-def]
-    graph, kind, scale, unit, share, weights, points, cotangent, total, moment, grad_epsilon, epsilon, relative, shift,
-    stretch, tilt, to_weights,
+    graph, kind, scale, unit, share, weights, points, cotangent, total, moment, to_radius, grad_epsilon, epsilon, relative,
+    frame, to_weights,
 ):  # fmt: skip
     """How the frame of a graph answers to gradients: what is added to those that its nodes have in the frame.
 
-    The gradient in a node of mass b, in the frame y, is ``grad y / scale + b (shift + stretch y)``, and that in its
-    mass ``grad b + tilt . y + bend |y|^2``. Returns ``bend``.
+    Fills shift, stretch, tilt and bend, rows of ``frame``, ``(4, D)``: the gradient in a node of mass b, in the frame y, is
+    ``grad y / scale + b (shift + stretch y)``, and that in its mass ``grad b + tilt . y + bend . y^2``.
 
     Args:
         points: X* in the frame, ``(B, M, D)``.
         cotangent: gradient in X* outside, ``(B, M, D)``.
-        total, moment: sums of ``grad y`` and of ``y grad y`` over the nodes, ``(D,)``.
+        total, moment: sums over the nodes, and over points of a start that depends on the frame as they do, of ``grad y`` and
+            of ``y grad y``, ``(D,)``.
+        to_radius: gradient in R, in units of 1/R; a relative start depends on it.
         epsilon, grad_epsilon: in the frame; they depend on the unit unless epsilon is relative.
         to_weights: gets the gradient in w, ``(B, D)``.
     """
@@ -250,8 +252,8 @@ def frame_response(  # type: ignore[no-untyped-def]
             outer += cotangent[graph, i, d]
             inner += cotangent[graph, i, d] * points[graph, i, d]
         to_scale = inner - moment[d] / scale[graph, d]
-        shift[d] = outer - total[d] / scale[graph, d]
-        tilt[d] = shift[d] * scale[graph, d]
+        frame[0, d] = outer - total[d] / scale[graph, d]
+        frame[2, d] = frame[0, d] * scale[graph, d]
         to_unit += to_scale / weights[d]
         to_weights[graph, d] = -to_scale * scale[graph, d] / weights[d]
     if not relative:
@@ -259,30 +261,30 @@ def frame_response(  # type: ignore[no-untyped-def]
     if kind[graph] != CLOUD:
         to_unit = 0.0  # its unit is a constant
     for d in range(features):
-        stretch[d] = to_unit * weights[d]
+        frame[1, d] = to_unit * weights[d] + to_radius * scale[graph, d]
+        frame[3, d] = 0.5 * frame[1, d] * scale[graph, d]
         to_weights[graph, d] += to_unit * scale[graph, d] * share[graph, d]
-    return 0.5 * to_unit * unit[graph]
 
 
 @entry
 def leave_frames(  # type: ignore[no-untyped-def]
     framed, masses, ptr, order, graphs, kind, scale, unit, share, weights, points, cotangent, epsilon, relative,
-    grad_nodes, grad_masses, grad_epsilon, begun_total, begun_moment, scratch, to_nodes, to_masses, to_weights,
+    grad_nodes, grad_masses, grad_epsilon, begun_total, begun_moment, begun_radius, scratch, to_nodes, to_masses, to_weights,
 ):  # fmt: skip
     """Fills gradients of some graphs from those in their frames.
 
     Args:
         framed: the ordered nodes in their frames, ``(N, D)``.
         grad_nodes, grad_masses, grad_epsilon: in the frames, ``(N, D)``, ``(N,)`` and ``(B,)``.
-        begun_total, begun_moment: sums of the gradient g in the start s, and of ``s g``, ``(B, D)``: an absolute start
-            depends on the frame as the nodes do.
-        scratch: ``(5, D)``.
+        begun_total, begun_moment, begun_radius: what the start adds to the sums of :func:`frame_response`, ``(B, D)``, and
+            its gradient in R, ``(B,)``.
+        scratch: ``(6, D)``.
         to_nodes: ``(N, D)``, in the order in which the nodes were given.
         to_masses: of the ordered nodes, ``(N,)``.
         to_weights: ``(B, D)``.
     """
     features = framed.shape[1]
-    total, moment, shift, stretch, tilt = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    total, moment, frame = scratch[0], scratch[1], scratch[2:]
     for graph in graphs:
         for d in range(features):
             total[d], moment[d] = begun_total[graph, d], begun_moment[graph, d]
@@ -290,14 +292,14 @@ def leave_frames(  # type: ignore[no-untyped-def]
             for d in range(features):
                 total[d] += grad_nodes[node, d]
                 moment[d] += grad_nodes[node, d] * framed[node, d]
-        bend = frame_response(
-            graph, kind, scale, unit, share, weights, points, cotangent, total, moment, grad_epsilon[graph],
-            epsilon[graph], relative, shift, stretch, tilt, to_weights,
+        frame_response(
+            graph, kind, scale, unit, share, weights, points, cotangent, total, moment, begun_radius[graph],
+            grad_epsilon[graph], epsilon[graph], relative, frame, to_weights,
         )  # fmt: skip
         for node in range(ptr[graph], ptr[graph + 1]):
             to_masses[node] = grad_masses[node]
             for d in range(features):
                 value = framed[node, d]
-                pulled = shift[d] + stretch[d] * value
+                pulled = frame[0, d] + frame[1, d] * value
                 to_nodes[order[node], d] = grad_nodes[node, d] / scale[graph, d] + masses[node] * pulled
-                to_masses[node] += (tilt[d] + bend * value) * value
+                to_masses[node] += (frame[2, d] + frame[3, d] * value) * value

@@ -462,9 +462,10 @@ class LargeGraph:
         moment = 2 * (way * sums.pulled + points * pull).sum(0)
         return LargeAdjoint(float(slope) / epsilon, total, moment, residual, damped, left, points, potential, way, step)
 
-    def write(self, found: LargeAdjoint, leaving: Leaving) -> None:
-        """Writes the gradients in nodes and masses."""
-        self._pass(_GRADIENTS, found.points, found.potential, self.epsilon, 1, found.way, found.step, leaving)
+    def write(self, found: LargeAdjoint, *leaving: Any) -> None:
+        """Writes the gradients in nodes and masses, to the fields of :class:`Leaving`."""
+        where = Leaving(*leaving)
+        self._pass(_GRADIENTS, found.points, found.potential, self.epsilon, 1, found.way, found.step, where)
 
 
 class LargeAdjoint(NamedTuple):

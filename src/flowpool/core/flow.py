@@ -34,7 +34,7 @@ class Flowed(NamedTuple):
         self_potential: h of the transport of X* to itself, ``(B, M)``; zeros when the energy is not debiased.
         residual: length of the Newton step left at X*, in units of R, ``(B,)``.
         steps: ``(B,)`` int64.
-        singular: the Hessian at X* has flat directions: the minimiser is not isolated, ``(B,)`` bool.
+        singular: it has ended, and the Hessian at X* has flat directions: the minimiser is not isolated, ``(B,)`` bool.
     """
 
     points: Tensor

@@ -41,9 +41,9 @@ from flowpool.core.constants import (
     NOISE,
     PROGRESS,
     ROUGH,
-    SHORTEST,
     SETTLED,
     SHALLOW,
+    SHORTEST,
     SINGULAR,
     SLOW,
     TIGHT,
@@ -60,9 +60,9 @@ RACE = 1  # X' = X + length v + bend (v - v_before) with v = -G / 2a; evaluate; 
 TIGHTEN = 2  # evaluate at X again, to ``inner`` [size, error]
 CURVE = 3  # the Hessian at X
 SLIDE = 4  # k1 = -shift (H + shift)^-1 G [definite, length = |k1|, along = <k1, G>]
-NEWTON = 5  # w = filtered H^-1 G to ``precision``, from a guess if ``guessed`` [definite, flattest, length = |w|, gain = <w, G> / 2]
+NEWTON = 5  # w = filtered H^-1 G to ``precision``, from a guess if ``guessed`` [definite, flattest, length = |w|, gain]
 TRY = 6  # X' = X - w; evaluate [reached, error]
-REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [length = |w|, flattest, gain]
+REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [the same but definite]
 STAGE = 8  # X' = X + step k1; evaluate; k12 = k1 + k2 from (H + shift) [length = |k12|]
 LAND = 9  # k = k1 + k12 / 2; X' = X + step k; evaluate [ahead = <G(X'), k>, behind = <G, k>, reached, error]
 DISTANCE = 10  # w = (H + shift)^-1 G, roughly [definite, length = |w|]
@@ -105,7 +105,7 @@ CLOCK = np.dtype(
         ("behind", np.float64),
         ("definite", np.bool_),
         ("flattest", np.float64),  # smallest curvature met in solving
-        ("gain", np.float64),  # by how much a Newton step lowers the divergence, to second order, in units of R^2
+        ("gain", np.float64),  # <w, G> / 2: by how much a Newton step lowers the divergence, to second order
         # How it ended.
         ("residual", np.float64),
         ("status", np.int64),
@@ -181,6 +181,7 @@ def _is_last(clock: Any, max_steps: int) -> bool:
 def _finish(clock: Any, status: int, residual: float) -> int:
     clock.status = status
     clock.residual = residual
+    clock.singular = clock.singular and status == OK
     return FINISHED
 
 

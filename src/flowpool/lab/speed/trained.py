@@ -58,7 +58,7 @@ class TrainedRow:
     worst: float  # ms of the slowest
     ratio: float  # time of all batches / that of GraphMultisetTransformer
     median_ratio: float  # median over batches of the same
-    epoch: float | None  # seconds of one epoch of training with this pool, network and optimiser included
+    epoch: float  # seconds of one epoch of training with this pool, network and optimiser included
     stationary: float | None = None  # share of graphs
     singular: float | None = None  # share of graphs whose minimiser is not isolated
     slow: float | None = None  # share of graphs with more than SLOW steps

@@ -9,7 +9,7 @@ of size 1e-12, then do no harm.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -257,14 +257,25 @@ class Geometry:
     def is_squared_euclidean(self) -> bool:
         return isinstance(self.cost, SquaredEuclidean)
 
+    def having(self, values: Iterable[Tensor]) -> Geometry:
+        """The same with other values of its tensors, in their order."""
+        return replace(self, tensors=dict(zip(self.tensors, values, strict=True)))
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> Geometry:
+        """The same in the precision of a solver, on its device."""
+        return self.having(
+            value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            for value in self.tensors.values()
+        )
+
     def detached(self) -> Geometry:
         """The same without autograd history."""
-        return replace(self, tensors={name: value.detach() for name, value in self.tensors.items()})
+        return self.having(value.detach() for value in self.tensors.values())
 
     @property
     def feature_weights(self) -> Tensor | None:
         """w, ``(D,)``, if the cost is ``|w (x - y)|^2``, the squared Euclidean one of weighted features; else None."""
-        if isinstance(self.cost, Mahalanobis) and self.cost.rank is None:
+        if is_weighing(self.cost) and not self.is_squared_euclidean:
             return self.tensors["weight"].exp()
         return None
 
@@ -313,10 +324,16 @@ class Geometry:
         return torch.where(diagonal, self.pairwise(first, first).unsqueeze(-1), cost)
 
 
+def is_weighing(cost: Cost) -> bool:
+    """Whether the cost is ``|w (x - y)|^2``, with weights of the features or without: what kernels know."""
+    return isinstance(cost, SquaredEuclidean) or isinstance(cost, Mahalanobis) and cost.rank is None
+
+
+def geometry_of(cost: Cost) -> Geometry:
+    """The geometry of a cost with its parameters and buffers as they are now."""
+    return Geometry(cost, dict([*cost.named_parameters(), *cost.named_buffers()]))
+
+
 def bind(cost: Cost, dtype: torch.dtype, device: torch.device) -> Geometry:
-    """The geometry of a cost with its parameters and buffers as they are now, moved to the solver's precision."""
-    tensors = {
-        name: value.to(device=device, dtype=dtype) if value.is_floating_point() else value.to(device)
-        for name, value in [*cost.named_parameters(), *cost.named_buffers()]
-    }
-    return Geometry(cost, tensors)
+    """:func:`geometry_of` in the precision of a solver, on its device."""
+    return geometry_of(cost).to(dtype, device)

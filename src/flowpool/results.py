@@ -14,6 +14,7 @@ from flowpool.causes import why_singular, why_unfinished
 from flowpool.core import sinkhorn
 from flowpool.core.flow import Flowed
 from flowpool.engines import torch_engine as batching
+from flowpool.engines.devices import readable
 from flowpool.engines.seam import BackwardReport
 from flowpool.engines.torch_engine import Framed
 from flowpool.status import Status
@@ -41,6 +42,7 @@ class Pooled:
         steps: ``(B,)``.
         status: :class:`Status` codes, ``(B,)`` int8.
         backward: filled by the backward pass.
+        where: the engine that found the points, and the device that it ran on.
     """
 
     points: Tensor
@@ -48,7 +50,14 @@ class Pooled:
     steps: Tensor
     status: Tensor
     backward: BackwardReport
+    where: str
     _behind: Callable[[], Behind] = field(repr=False)
+    _on_host: Pooled | None = field(default=None, repr=False)  # the same on the CPU, if it was found there
+
+    @property
+    def host(self) -> Pooled:
+        """The same where it was found, so that asking for values waits for no device."""
+        return self if self._on_host is None else self._on_host
 
     @property
     def converged(self) -> Tensor:
@@ -67,6 +76,8 @@ class Pooled:
         It includes the transport of each node cloud to itself, whose cost grows with the square of its size. Zero for
         graphs without nodes or with one distinct node, NaN where the points are.
         """
+        if self._on_host is not None:
+            return readable(self._on_host.divergence, self.points.device)
         problem, ended, solvable, unit, _ = self._solution
         result = torch.where(self.status == Status.NONFINITE_INPUT.value, torch.nan, torch.zeros_like(unit))
         chosen = solvable.nonzero().squeeze(-1)
@@ -100,6 +111,8 @@ class Pooled:
         num_graphs = self.points.shape[0]
         if not -num_graphs <= graph < num_graphs:
             raise IndexError(f"graph {graph} of a batch of {num_graphs}.")
+        if self._on_host is not None:
+            return readable(self._on_host.plan(graph), self.points.device)
         one = slice(graph % num_graphs, graph % num_graphs + 1)
         problem, ended, solvable, _, order = self._solution
         nodes, masses = (x.unsqueeze(0) for x in problem.clouds.cloud(one.start))

@@ -35,7 +35,7 @@ class Flowed(NamedTuple):
         self_potential: h of the transport of X* to itself, ``(B, M)``; zeros when the energy is not debiased.
         residual: length of the Newton step left at X*, in units of R, ``(B,)``.
         steps: ``(B,)`` int64.
-        singular: the Hessian at X* has flat directions: the minimiser is not isolated, ``(B,)`` bool.
+        singular: it has ended, and the Hessian at X* has flat directions: the minimiser is not isolated, ``(B,)`` bool.
     """
 
     points: Tensor
@@ -238,7 +238,7 @@ class _Way:
         solution, definite = system.shifted(right, shift, roughly=request != DISTANCE)
         radius = self.unit.radius[index]
         self._set("first" if request == SLIDE else "solution", index, solution)
-        along = (solution * here.gradient).sum((-1, -2)) * self._per_curvature(index) / radius.square()
+        along = self._slope(solution, here.gradient, index)
         self._write(clouds, clocks, length=_norm(solution) / radius, along=along)
         for cloud, value in zip(clouds, definite.tolist(), strict=False):
             clocks[cloud].definite = value
@@ -260,7 +260,9 @@ class _Way:
             pivots = torch.where(model.exists, torch.minimum(model.flattest, model.outside), 0.0)
             found = found._replace(flattest=torch.minimum(found.flattest, pivots))
         self._set("newton", index, found.solution)
-        self._write(clouds, clocks, length=_norm(found.solution) / radius, flattest=found.flattest)
+        gradient = here.gradient if request == NEWTON else self.there.gradient[index]
+        gain = self._slope(found.solution, gradient, index) / 2
+        self._write(clouds, clocks, length=_norm(found.solution) / radius, flattest=found.flattest, gain=gain)
         if request == NEWTON:
             for cloud in clouds:
                 clocks[cloud].definite = clocks[cloud].flattest > -FLAT
@@ -269,6 +271,10 @@ class _Way:
         """What makes 2 / M of the typical curvature of each cloud, ``(B,)``: one for the squared Euclidean cost."""
         stiffness = self.unit.stiffness[index]
         return 2 / stiffness.sum(-1)
+
+    def _slope(self, direction: Tensor, gradient: Tensor, index: Tensor) -> Tensor:
+        inner = (direction * gradient).sum((-1, -2))
+        return inner * self._per_curvature(index) / self.unit.radius[index].square()
 
     def _size(self, gradient: Tensor, index: Tensor) -> Tensor:
         return _norm(gradient) * self._per_curvature(index) / self.unit.radius[index]

@@ -176,25 +176,19 @@ class System(NamedTuple):
 
         With :math:`t = (H + D)^{-1}`, D being d times the Hessian's scale, and :math:`y = t r - t D t r`, the filter is
         :math:`y + 2 t D y - 2 t D t D y` up to :math:`(2 d / h)^2`, and smaller than it should be for flatter directions.
-        Without a flat direction :math:`t r` alone is as good as what is asked of conjugate gradients.
+        Where the model is not the Hessian, :math:`t r` alone is as good as what is asked of conjugate gradients.
         """
         curvature, unit = self.curvature, FLAT * self.curvature.unit.unsqueeze(-1)
         shift = torch.full_like(curvature.unit[:, 0], FLAT)
         model, known = shifted_model(curvature, shift), curvature.exact
         first, met = self._solved(model, right, shift, known, precision, longest, guess)
         flattest = torch.where(model.exists, torch.minimum(model.flattest, met - FLAT), -torch.inf)
-        plain = flattest > SINGULAR if longest is None else (flattest > SINGULAR) | (_length(first) > longest)
-        plain = plain & ~known
-        if bool(plain.all()):
+        if not bool(known.any()):
             return Solved(first, flattest)
-
-        def damped(value: Tensor) -> Tensor:
-            return self._solved(model, unit * value, shift, known, ROUGH)[0]
-
-        once = first - damped(first)
-        twice = damped(once)
-        filtered = once + 2 * (twice - damped(twice))
-        return Solved(torch.where(plain[:, None, None], first, filtered), flattest)
+        once = first - model.solve(unit * first)
+        twice = model.solve(unit * once)
+        filtered = once + 2 * (twice - model.solve(unit * twice))
+        return Solved(torch.where((known & model.exists)[:, None, None], filtered, first), flattest)
 
     def _solved(
         self,

@@ -288,8 +288,8 @@ def solve(problem: Problem) -> Solution:
         ended = Flowed(*(_rows(value, chosen, problem.num_graphs) for value in ended))
         points = frame.outside(ended.points).to(problem.nodes.dtype)
     with torch.no_grad():
-        good = torch.where(ended.singular, Status.SINGULAR.value, Status.OK.value)
-        status = torch.where(ended.residual <= options.tolerance, good, Status.MAX_STEPS.value)
+        status = torch.where(ended.residual <= options.tolerance, Status.OK.value, Status.MAX_STEPS.value)
+        status = torch.where(ended.singular, Status.SINGULAR.value, status)
         status = torch.where(frame.empty, Status.EMPTY.value, status)
         finite = points.detach().flatten(1).isfinite().all(1) & ~ended.residual.isnan()
         status = torch.where(finite, status, Status.NONFINITE.value)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from flowpool.engines.devices import readable
 from flowpool.failures import act_on_failures, graphs_with
 from flowpool.options import OnFailure
 from flowpool.results import BackwardReport, Pooled
@@ -24,6 +26,7 @@ class Report:
             relative error of the shares that the points received.
         steps: ``(B,)``.
         backward: filled by the backward pass.
+        where: the engine that pooled, and the device that it ran on.
     """
 
     status: Tensor
@@ -31,11 +34,25 @@ class Report:
     residual: Tensor
     steps: Tensor
     backward: BackwardReport
+    where: str
 
     @staticmethod
     def of(pooled: Pooled) -> Report:
-        """The report of a call of :func:`flowpool.flow_pool`."""
-        return Report(pooled.status, pooled.converged, pooled.residual.detach(), pooled.steps, pooled.backward)
+        """The report of a call of :func:`flowpool.flow_pool`, where the points were found."""
+        found = pooled.host
+        return Report(found.status, found.converged, found.residual.detach(), found.steps, found.backward, found.where)
+
+    def on(self, device: torch.device) -> Report:
+        """The same on a device."""
+        if self.status.device == device:
+            return self
+        return replace(
+            self,
+            status=self.status.to(device),
+            converged=self.converged.to(device),
+            residual=readable(self.residual, device),
+            steps=self.steps.to(device),
+        )
 
     def graphs(self, status: Status) -> list[int]:
         """The graphs that have a status."""
@@ -46,14 +63,15 @@ class Report:
         if not counts:
             return "no graphs"
         worst = float(self.residual.nan_to_num(0.0).max())
-        return f"{self.status.numel()} graphs: {counts}; at most {int(self.steps.max())} steps, residual {worst:.1e}"
+        summary = f"{self.status.numel()} graphs: {counts}; at most {int(self.steps.max())} steps, residual {worst:.1e}"
+        return f"{summary}; {self.where}"
 
 
 class Memory(threading.local):
     """What a layer remembers of its calls, for each thread; no computation reads it, and every copy starts blank."""
 
     def __init__(self) -> None:
-        self._last: Report | None = None
+        self._last: tuple[Report, torch.device] | None = None
         self._announced: set[Status] = set()
 
     def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
@@ -64,10 +82,11 @@ class Memory(threading.local):
         """How well the last call in this thread went."""
         if self._last is None:
             raise RuntimeError("There is no report yet: the layer has not been called in this thread.")
-        return self._last
+        report, device = self._last
+        return report.on(device)
 
-    def conclude(self, report: Report, on_failure: OnFailure) -> None:
-        """Keeps the report of a call and acts on graphs that were not pooled."""
-        self._last = report
+    def conclude(self, report: Report, device: torch.device, on_failure: OnFailure) -> None:
+        """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""
+        self._last = report, device
         hint = "Shown once per layer and kind; the layer's report has every call."
         act_on_failures(report.status, on_failure, self._announced, hint)

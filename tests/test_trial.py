@@ -139,8 +139,8 @@ CAUSES = {
     "cosine": ({"cost": "cosine"}, r"Cosine\(\) is blind in some directions"),
     "low rank": ({"cost": costs.Mahalanobis(2, rank=1)}, "is blind in some directions"),
     "few nodes": (
-        {"nodes": NODES[:2].repeat(3, 1), "reference": NODES[:3]},
-        "There are 3 points, but 2 distinct nodes",
+        {"nodes": NODES[:2].repeat(3, 1), "reference": NODES[:4]},
+        "There are 4 points, but 2 distinct nodes",
     ),
     "rough": ({"cost": costs.Euclidean(1.3), "max_steps": 3}, "curves without bound where x = y"),
     "cut off": ({"max_steps": 1}, "cut off by max_steps"),

@@ -27,7 +27,7 @@ class Scheme:
     step_size: float
     max_steps: int
     debias: bool = True
-    ridge: float = 0.0
+    ridge: Any = 0.0
     threshold: float = 1e-6
     max_iterations: int = 2000
     recorded: int = 200
@@ -63,7 +63,7 @@ def pooled_by_ott(scheme: Scheme) -> Callable[[Any, Any, Any], Any]:
         found = pull(points, nodes, masses, options)
         return found - pull(points, points, None, options | averaged) if scheme.debias else found
 
-    solve = partial(linear_solve.solve_normal_cg, ridge=scheme.ridge or None, tol=1e-12, maxiter=scheme.conjugate)
+    solve = partial(linear_solve.solve_normal_cg, ridge=scheme.ridge, tol=1e-12, maxiter=scheme.conjugate)
 
     @implicit_diff.custom_root(gradient, solve=solve)
     def flow(start: Any, nodes: Any, masses: Any) -> Any:

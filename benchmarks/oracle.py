@@ -26,6 +26,7 @@ def oracle(debias: bool) -> Any:
     """``(start, nodes, masses, v, lambda) -> X, v^T dX/dY, v^T dX/db`` of a batch of problems, compiled once."""
     import jax
 
+    jax.config.update("jax_enable_x64", True)
     scheme = Scheme(EPSILON, STEP, STEPS, debias, threshold=1e-13, max_iterations=2000, recorded=300)
 
     def one(start: Any, nodes: Any, masses: Any, cotangent: Any, ridge: Any) -> Any:

@@ -72,4 +72,5 @@ def pooled_by_ott(scheme: Scheme) -> Callable[[Any, Any, Any], Any]:
 
         return jax.lax.fori_loop(0, scheme.max_steps, move, start)
 
-    return flow
+    result: Callable[[Any, Any, Any], Any] = flow
+    return result

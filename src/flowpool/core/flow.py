@@ -84,16 +84,28 @@ def follow(
     requests = {cloud: law.begin(clock, step_size or 0.0) for cloud, clock in enumerate(clocks)}
     equal = (energy.point_masses == energy.point_masses[:, :1]).all(-1).tolist()
     while requests:
-        way.perform(requests, clocks)
-        for cloud in list(requests):
+        now = _most_wanted(requests)
+        way.perform(now, clocks)
+        for cloud in now:
             requests[cloud] = law.advance(clocks[cloud], start.shape[1], equal[cloud], tolerance, max_steps)
-        way.arrive([cloud for cloud in requests if clocks[cloud].arrived])
+        way.arrive([cloud for cloud in now if clocks[cloud].arrived])
         requests = {cloud: request for cloud, request in requests.items() if request != FINISHED}
     here = way.here
     residual = start.new_tensor([clock.residual for clock in clocks])
     steps = torch.tensor([clock.steps for clock in clocks], device=start.device)
     singular = torch.tensor([clock.singular for clock in clocks], device=start.device)
     return Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, singular)
+
+
+def _most_wanted(requests: dict[int, int]) -> dict[int, int]:
+    """The requests that can be done together and that most clouds wait for.
+
+    The others wait until they are more: what is done costs as much for many clouds as for one, and none feels the others.
+    """
+    kinds: dict[int, dict[int, int]] = {}
+    for cloud, request in requests.items():
+        kinds.setdefault(TRY if request in _EVALUATE else request, {})[cloud] = request
+    return max(kinds.values(), key=len)
 
 
 class _Way:
@@ -199,6 +211,8 @@ class _Way:
         )
 
     def _curve(self, clouds: list[int]) -> None:
+        if self.curvature is None:
+            _, self._part = self.energy.leading, None  # found once for all clouds, and then known of every part
         index, energy = self._select(clouds)
         found = curvature(energy, take(self.here, index))
         whole = blank(found, len(self.here.points)) if self.curvature is None else self.curvature

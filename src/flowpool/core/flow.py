@@ -21,7 +21,7 @@ from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, TIGHTEST
 from flowpool.core.divergence import Energy, Evaluation, Scales
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
-from flowpool.core.records import blank, put, take
+from flowpool.core.records import blank, mix, put, take
 from flowpool.core.systems import System, shifted_model
 
 
@@ -114,6 +114,8 @@ class _Way:
     def __init__(self, energy: Energy, start: Tensor, keep_pairs: bool) -> None:
         self.energy, self.keep_pairs = energy, keep_pairs
         self.unit: Scales = energy.scales
+        # What makes 2 / M of the typical curvature of each cloud, (B,): one for the squared Euclidean cost.
+        self.per_curvature = 2 / self.unit.stiffness.sum(-1)
         self.here: Evaluation = energy.evaluate(start)
         self.there = self.here
         self.vectors = {name: torch.zeros_like(start) for name in (*_VECTORS, "before")}
@@ -143,8 +145,9 @@ class _Way:
     def arrive(self, clouds: list[int]) -> None:
         """Makes X' the new X."""
         if clouds:
-            index = self._index(clouds)
-            self.here = put(self.here, index, take(self.there, index))
+            arriving = set(clouds)
+            chosen = [cloud in arriving for cloud in range(len(self.here.points))]
+            self.here = mix(torch.tensor(chosen, device=self.here.points.device), self.there, self.here)
 
     def _index(self, clouds: list[int]) -> Tensor:
         """Where some clouds are; a lone one stands twice if it must not be computed alone."""
@@ -169,11 +172,12 @@ class _Way:
             chosen = index[torch.tensor(racing, device=index.device)]
             for name in ("velocity", "before"):
                 self._set(name, chosen, now[torch.tensor(racing, device=index.device)])
-        factors = here.points.new_tensor([_FACTORS[requests[cloud]](clocks[cloud]) for cloud in order])
+        rows = [_FACTORS[requests[cloud]](clocks[cloud]) for cloud in order]
+        factors = here.points.new_tensor(rows)
         landing = [cloud for cloud in clouds if requests[cloud] == LAND]
         target = here.points
         for column, name in enumerate(_VECTORS):
-            if any(row for row in factors[:, column].tolist()):
+            if any(row[column] for row in rows):
                 target = target + factors[:, column, None, None] * self.vectors[name][index]
         if landing:
             places = self._index(landing)
@@ -187,12 +191,12 @@ class _Way:
         """After an evaluation that moves X for certain. That of X^(0) was made at once for all."""
         self.arrive(clouds)
         index = self._index(clouds)
-        here, radius, stiffness = take(self.here, index), self.unit.radius[index], self.unit.stiffness[index]
-        least = 0.01 * here.points.shape[1] * radius.square()
-        extent = (here.points - self.unit.centre[index]).square().sum((-1, -2)).clamp_min(least).sqrt() / radius
-        measured = {"size": self._size(here.gradient, index), "extent": extent, "error": here.error}
+        points, gradient, radius = self.here.points[index], self.here.gradient[index], self.unit.radius[index]
+        least = 0.01 * points.shape[1] * radius.square()
+        extent = (points - self.unit.centre[index]).square().sum((-1, -2)).clamp_min(least).sqrt() / radius
+        measured = {"size": self._size(gradient, index), "extent": extent, "error": self.here.error[index]}
         if request != TIGHTEN:
-            now = -here.gradient / stiffness.unsqueeze(-1)
+            now = -gradient / self.unit.stiffness[index].unsqueeze(-1)
             swerve = now - self.vectors["before"][index]
             self._set("swerve", index, swerve)
             measured |= {"speed": _norm(now) / radius, "swerve": _norm(swerve) / radius}
@@ -238,7 +242,7 @@ class _Way:
         solution, definite = system.shifted(right, shift, roughly=request != DISTANCE)
         radius = self.unit.radius[index]
         self._set("first" if request == SLIDE else "solution", index, solution)
-        along = (solution * here.gradient).sum((-1, -2)) * self._per_curvature(index) / radius.square()
+        along = (solution * here.gradient).sum((-1, -2)) * self.per_curvature[index] / radius.square()
         self._write(clouds, clocks, length=_norm(solution) / radius, along=along)
         for cloud, value in zip(clouds, definite.tolist(), strict=False):
             clocks[cloud].definite = value
@@ -265,13 +269,8 @@ class _Way:
             for cloud in clouds:
                 clocks[cloud].definite = clocks[cloud].flattest > -FLAT
 
-    def _per_curvature(self, index: Tensor) -> Tensor:
-        """What makes 2 / M of the typical curvature of each cloud, ``(B,)``: one for the squared Euclidean cost."""
-        stiffness = self.unit.stiffness[index]
-        return 2 / stiffness.sum(-1)
-
     def _size(self, gradient: Tensor, index: Tensor) -> Tensor:
-        return _norm(gradient) * self._per_curvature(index) / self.unit.radius[index]
+        return _norm(gradient) * self.per_curvature[index] / self.unit.radius[index]
 
     def _set(self, name: str, index: Tensor, values: Tensor) -> None:
         self.vectors[name] = self.vectors[name].index_copy(0, index, values)

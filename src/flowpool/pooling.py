@@ -12,22 +12,25 @@ from typing import Literal, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from flowpool import costs, references
-from flowpool.core.constants import RIDGE
+from flowpool import costs, references, trial
 from flowpool.core.flow import Flowed
 from flowpool.core.measures import check_features, graphs_of, require_like
-from flowpool.costs import Cost, CostFunction, Geometry
+from flowpool.core.updates import UpdateStep
+from flowpool.costs import CostFunction, Geometry
 from flowpool.engines import choice, compiled, operators, torch_engine
 from flowpool.engines.devices import HOST, carried, precision_on
 from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
-from flowpool.inputs import checked_epsilon, checked_point_masses
+from flowpool.failures import act_on_failures
+from flowpool.inputs import check_choice, checked_epsilon, checked_point_masses
 from flowpool.kernels.errors import KernelError
-from flowpool.options import Options
+from flowpool.options import ON_FAILURE, Options
 from flowpool.results import Behind, Pooled
+from flowpool.status import Status
 
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
 
 Value = TypeVar("Value")
+_announced: set[Status] = set()  # of what this process has been warned
 _MOST_BYTES = 2**36  # for the result and for the plan of the points with themselves
 
 
@@ -48,8 +51,10 @@ def flow_pool(
     tolerance: float = 1e-5,
     max_steps: int = 1000,
     step_size: float | None = None,
-    ridge: float = RIDGE,
+    update_step: str | UpdateStep | None = None,
+    ridge: float | None = None,
     engine: Literal["auto", "compiled", "torch"] = "auto",
+    on_failure: Literal["ignore", "warn", "raise"] = "warn",
 ) -> Pooled:
     r"""The M points per graph whose Sinkhorn divergence to the node cloud is least.
 
@@ -78,15 +83,20 @@ def flow_pool(
         max_steps: cap on the steps of all kinds.
         step_size: fixed step of Algorithm 1 for the explicit part of the flow; ``None`` chooses it by its error. A
             step of one jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
-        ridge: lambda of the Tikhonov term in the backward pass, relative to the square of the Hessian's scale.
+        update_step: runs Algorithm 1 to the letter instead, in the coordinates given: ``max_steps`` times
+            ``X <- update_step(X, gradient, step_size)``, where ``step_size`` is the tau of the paper. ``"gradient"``,
+            ``"momentum"``, ``"adam"``, or a function, see :mod:`flowpool.core.updates`.
+        ridge: lambda of the Tikhonov term in the backward pass, ``(A + lambda I) J = B`` in section 8.2 of the paper: relative
+            to the square of the Hessian's scale, or absolute where ``relative=False``. ``None``: as good as none.
         engine: ``"torch"`` (any device, any cost), ``"compiled"`` (squared Euclidean or diagonal Mahalanobis cost, on the
             CPU: tensors of another device go there and come back), ``"auto"``.
+        on_failure: for graphs that were not pooled to the tolerance: ``"ignore"``, ``"warn"`` (once for each kind of status,
+            in the life of the process), or ``"raise"`` an ArithmeticError.
 
     Returns:
-        :class:`Pooled`. Nothing is raised for numerical trouble in one graph: its status says so and the others are
-        not touched.
+        :class:`Pooled`. Trouble with one graph does not touch the others, and its status says what it is.
     """
-    options = Options(debias, gradient, tolerance, max_steps, step_size, ridge, engine)
+    options = Options(debias, gradient, tolerance, max_steps, step_size, update_step, ridge, engine)
     if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         # Costs without a closed form are differentiated inside the solver, which inference mode would forbid.
         with torch.inference_mode(False), torch.no_grad():
@@ -102,7 +112,9 @@ def flow_pool(
                 epsilon=_outside_inference(epsilon),
                 relative=relative,
                 **asdict(options),
+                on_failure=on_failure,
             )
+    check_choice("on_failure", on_failure, ON_FAILURE)
     check_features(nodes)
     references.check_shape(reference, nodes.shape[1])
     if reference.device != nodes.device:
@@ -115,13 +127,16 @@ def flow_pool(
     ground = costs.resolve(cost)
     if isinstance(masses, Tensor):
         require_like(masses, nodes, "masses")
-    if debias:
-        _check_symmetry(ground, reference)
     given = _Given(nodes, batch, ptr, reference, masses, point_masses, epsilon, costs.geometry_of(ground))
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
-        if nodes.device.type == HOST.type or not choice.use_kernels(options, ground, point_masses):
-            return _pool(given, dim_size, relative, options, BackwardReport(nodes.device))
-        return _pool_on_host(given, dim_size, relative, options)
+        if nodes.device.type == HOST.type or not choice.use_kernels(options, ground, point_masses, relative):
+            pooled = _pool(given, dim_size, relative, options, BackwardReport(nodes.device))
+        else:
+            pooled = _pool_on_host(given, dim_size, relative, options)
+    if not torch.compiler.is_compiling():  # a traced graph has no side effects
+        status = pooled.host.status
+        act_on_failures(status, on_failure, _announced, "Shown once per kind; the result has every status.")
+    return pooled
 
 
 class _Given(NamedTuple):
@@ -167,6 +182,10 @@ def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options,
         offsets, graph = graphs_of(nodes.detach(), batch, ptr, masses, dim_size)
     start = reference.to(precision).contiguous()
     _check_size(offsets.shape[0] - 1, *start.shape)
+    geometry = geometry.to(precision, nodes.device)
+    if not geometry.cost.known:
+        implicit = torch.is_grad_enabled() and options.gradient == "implicit"
+        geometry = trial.tried(geometry, start, options.debias, implicit)
     problem = Problem(
         nodes.to(wide),
         None if masses is None else masses.to(wide),
@@ -176,7 +195,7 @@ def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options,
         checked_point_masses(point_masses, start.shape[0], start),
         checked_epsilon(epsilon, offsets.shape[0] - 1, start),
         relative,
-        geometry.to(precision, nodes.device),
+        geometry,
         torch.finfo(nodes.dtype).eps,
         options,
     )
@@ -189,7 +208,7 @@ def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options,
 
 def _solve(problem: Problem, report: BackwardReport) -> tuple[Solution, str]:
     """By the compiled engine where it can serve; if kernels turn out not to compile here, by torch after all."""
-    if choice.use_kernels(problem.options, problem.geometry.cost, problem.point_masses):
+    if choice.use_kernels(problem.options, problem.geometry.cost, problem.point_masses, problem.relative):
         if torch.compiler.is_compiling():
             return operators.traced_solve(problem), "compiled"
         try:
@@ -237,21 +256,4 @@ def _check_size(num_graphs: int, num_points: int, dim: int) -> None:
         raise ValueError(
             f"{num_graphs} graphs with {num_points} points of {dim} features need at least {needed:.1e} bytes of "
             "memory; pool to fewer points, or fewer graphs at a time."
-        )
-
-
-def _check_symmetry(cost: Cost, reference: Tensor) -> None:
-    """A debiased divergence needs C(x, y) = C(y, x); only costs that we did not write can break that."""
-    if not isinstance(cost, costs.Custom) or reference.shape[0] < 2:
-        return
-    with torch.no_grad():
-        geometry = costs.bind(cost, reference.dtype, reference.device)
-        matrix = geometry.matrix(reference.unsqueeze(0), reference.unsqueeze(0))[0]
-    gap = (matrix - matrix.T).abs()
-    if bool((gap > 1e-4 * matrix.abs().amax()).any()):
-        first, second = divmod(int(gap.argmax()), matrix.shape[0])
-        raise ValueError(
-            f"The cost is not symmetric: C(x{first}, x{second}) = {float(matrix[first, second]):g}, but "
-            f"C(x{second}, x{first}) = {float(matrix[second, first]):g}. The divergence needs a symmetric cost; "
-            "pass debias=False to use this one."
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flowpool.causes import why_singular, why_unfinished
 from flowpool.core import sinkhorn
 from flowpool.core.flow import Flowed
 from flowpool.engines import torch_engine as batching
@@ -88,6 +89,21 @@ class Pooled:
             value = energy.value(here.points, here) - nodes / 2
             result = result.index_copy(0, graphs, value * unit[graphs])
         return result
+
+    @torch.no_grad()
+    def cause(self, graph: int) -> str:
+        """Why the minimiser of a graph is not isolated (SINGULAR) or was not reached (MAX_STEPS), in one sentence."""
+        status = Status(int(self.status[graph]))
+        problem, ended, solvable, _, _ = self._solution
+        one = torch.tensor([graph % len(solvable)], device=solvable.device)
+        if status not in (Status.SINGULAR, Status.MAX_STEPS):
+            return status.advice
+        if not bool(solvable[one]):
+            return "The graph is one point, which all points are pooled to."
+        bucket = next(batching.buckets(problem.select(one)))
+        energy = bucket.energy.select(torch.tensor([0], device=one.device))
+        here = energy.evaluate_from(ended.points[one], ended.potential[one], None)
+        return why_singular(energy, here) if status is Status.SINGULAR else why_unfinished(energy, here)
 
     @torch.no_grad()
     def plan(self, graph: int) -> Tensor:

@@ -68,7 +68,7 @@ def one_graph(  # type: ignore[no-untyped-def]
     )
     atoms = merge_nodes(bits, masses, 0, most, False, slots(most), members, merged, atom_of)
     first, second = unfold(
-        nodes, members, merged, atoms, start, 0, given_masses, epsilon, 1e-10, 1e-13, sizes, span_places, places,
+        nodes, members, merged, atoms, start, 0, given_masses, epsilon, 1e-10, 1e-13, MOST_LEADING, sizes, span_places, places,
         np.empty(0), np.empty(0),
     )  # fmt: skip
     span, graph = open_span(first, span_places), open_graph(second, places)

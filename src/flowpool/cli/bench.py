@@ -13,35 +13,49 @@ from flowpool.cli.terminal import DataOption, JsonOption, console, note, plain_e
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from flowpool.lab.speed.bench import Measurement
+    from flowpool.lab.speed import Measurement, TrainedRow
 
 
 def bench(
-    out: Annotated[Path, typer.Option(help="Folder for bench.csv and bench.png.")] = Path("runs/bench"),
+    out: Annotated[Path, typer.Option(help="Folder for bench.csv, bench.png and trained.csv.")] = Path("runs/bench"),
     large: Annotated[bool, typer.Option(help="Also one graph of 100,000 and one of 1,000,000 nodes.")] = True,
     ott_steps: Annotated[int, typer.Option(help="Steps of the paper's scheme on OTT, where OTT is installed.")] = 100,
+    trained: Annotated[
+        str | None,
+        typer.Option(help="Only features of trained networks, and epochs of training, for these datasets, or 'all'."),
+    ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time FlowPool beside other pools: every ratio is measured in this one run."""
     with plain_errors():
-        from flowpool.lab.speed import run_bench, write_bench
+        from flowpool.lab.speed import processor, run_bench, run_trained, write_bench, write_rows
+        from flowpool.lab.speed.trained import DATASETS
 
+        folder = None if data is None else str(data)
+        names = DATASETS if trained in (None, "all") else trained.split(",")
         rows: list[Measurement] = []
+        epochs: list[TrainedRow] = []
         try:
             with progress() as bar:
                 task = bar.add_task("bench", total=None, doing="")
-                for row in run_bench(None if data is None else str(data), large, ott_steps):
+                for row in run_bench(folder, large, ott_steps) if trained is None else ():
                     rows.append(row)
                     bar.update(task, advance=1, doing=f"{row.case}, {row.method}")
+                for epoch in run_trained(names, folder):
+                    epochs.append(epoch)
+                    bar.update(task, advance=1, doing=f"{epoch.case}, {epoch.method}")
         finally:  # what was measured before an interruption is not lost
-            if rows:
-                paths = write_bench(rows, out)
-                if as_json:
-                    print_json([asdict(row) for row in rows])
-                else:
-                    console().print(_table(rows))
-                note(f"Table and plot: {', '.join(map(str, paths))}")
+            paths = write_bench(rows, out) if rows else []
+            paths += [write_rows(epochs, out / "trained.csv")] if epochs else []
+            if as_json and paths:
+                print_json([asdict(row) for row in (*rows, *epochs)])
+            elif paths:
+                console().print(
+                    *([_table(rows)] if rows else []), *([_trained_table(epochs)] if epochs else []), sep="\n"
+                )
+            if paths:
+                note(f"{processor()}. Written: {', '.join(map(str, paths))}")
 
 
 def _table(rows: list[Measurement]) -> Table:
@@ -68,3 +82,28 @@ def _table(rows: list[Measurement]) -> Table:
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def _trained_table(rows: list[TrainedRow]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("trained features")
+    table.add_column("method")
+    heads = ("threads", "median ms", "worst ms", "/ GMT", "median / GMT", "epoch s", "stationary", "singular")
+    for head in (*heads, "slow graphs", "their steps"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        shares = (row.stationary, row.singular, row.slow, row.slow_steps)
+        table.add_row(
+            row.case,
+            row.method,
+            str(row.threads),
+            f"{row.median:.2f}",
+            f"{row.worst:.2f}",
+            f"{row.ratio:.2f}",
+            f"{row.median_ratio:.2f}",
+            f"{row.epoch:.2f}",
+            *(_number(share, ".1%") for share in shares),
+        )
+    return table

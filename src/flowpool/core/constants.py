@@ -16,10 +16,12 @@ GAMMA = 1 - 1 / math.sqrt(2)  # makes Rosenbrock 2 L-stable
 LEAST_STEP, MOST_STEP = 1e-6, 1e9  # of implicit steps
 SLOW = 3.0  # implicit step length from which Newton may be tried
 NEAR = 0.1  # longest Newton step (rms) that is trusted to stay in the basin; 0.3 costs up to 15 % of the minima
-PROGRESS = 0.3  # factor by which a Newton step must reduce the gradient
-TINY, TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly, as it does at merging points
+PROGRESS = 0.35  # factor by which a Newton step must reduce the gradient; where points merge it is (2 / 3)^3
+TINY, TINY_PROGRESS = 1e-3, 0.9  # a step too short to leave the basin may go on slowly
 UPHILL = 0.2  # slope at the end of a long step, relative to that at its start, at which it has jumped over the minimum
 CRAWLING = 1e-3  # speed below which a flow with steps of fixed length is taken to its limit by other steps
+SETTLED = 0.1  # gain that is left, in units of the square of the tolerance, at which a flow along a valley has ended
+SHALLOW = 1e-3  # curvature along a Newton step up to which it leads along a valley
 NOISE = 1e-15  # gradient that is rounding error; no step can be judged by it any more
 
 # The divergence for the squared Euclidean cost feels no common move of the points but in their mean, which goes straight to
@@ -43,6 +45,7 @@ FIRST_INNER = 1e-12  # at X^(0), where potentials are found from nothing
 # are refused; neither they nor a length need more than one digit.
 TIGHT, ROUGH = 1e-2, 1e-1
 MOST_LEADING = 64  # largest M K for which the Hessian of the K leading directions is formed
+FLAT_LEADING = 256  # the same for a gradient where flat directions are to be expected
 LEADING = 0.03  # variance, in units of epsilon, that the nodes may have in all other directions together
 OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact by as much
 

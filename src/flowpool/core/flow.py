@@ -23,6 +23,7 @@ from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
 from flowpool.core.records import blank, mix, put, take
 from flowpool.core.systems import System, shifted_model
+from flowpool.core.updates import UpdateStep
 
 
 class Flowed(NamedTuple):
@@ -34,7 +35,7 @@ class Flowed(NamedTuple):
         self_potential: h of the transport of X* to itself, ``(B, M)``; zeros when the energy is not debiased.
         residual: length of the Newton step left at X*, in units of R, ``(B,)``.
         steps: ``(B,)`` int64.
-        singular: the Hessian at X* has flat directions: the minimiser is not isolated, ``(B,)`` bool.
+        singular: it has ended, and the Hessian at X* has flat directions: the minimiser is not isolated, ``(B,)`` bool.
     """
 
     points: Tensor
@@ -121,6 +122,8 @@ class _Way:
         self.vectors = {name: torch.zeros_like(start) for name in (*_VECTORS, "before")}
         self.curvature: Curvature | None = None
         self._part: tuple[tuple[int, ...], Tensor, Energy] | None = None
+        self._moves = [0] * len(start)  # how often each cloud has moved, or its curvature was looked at
+        self._last: tuple[tuple[tuple[int, int], ...], Evaluation, System] | None = None
 
     def perform(self, requests: dict[int, int], clocks: list[_Clock]) -> None:
         """Does what the clouds are asked for, and writes what was measured on their clocks."""
@@ -148,6 +151,11 @@ class _Way:
             arriving = set(clouds)
             chosen = [cloud in arriving for cloud in range(len(self.here.points))]
             self.here = mix(torch.tensor(chosen, device=self.here.points.device), self.there, self.here)
+            self._note(clouds)
+
+    def _note(self, clouds: list[int]) -> None:
+        for cloud in clouds:
+            self._moves[cloud] += 1
 
     def _index(self, clouds: list[int]) -> Tensor:
         """Where some clouds are; a lone one stands twice if it must not be computed alone."""
@@ -221,11 +229,17 @@ class _Way:
         found = curvature(energy, take(self.here, index))
         whole = blank(found, len(self.here.points)) if self.curvature is None else self.curvature
         self.curvature = put(whole, index, found)
+        self._note(clouds)
 
     def _system(self, clouds: list[int]) -> tuple[Tensor, Evaluation, System]:
+        """What linear systems with the Hessian at X need; the last is kept, for the next request is often for the same."""
         index, energy = self._select(clouds)
-        here = take(self.here, index)
-        return index, here, System(take(self.curvature, index), hessian_product(energy, here))  # type: ignore[arg-type]
+        key = tuple((cloud, self._moves[cloud]) for cloud in clouds)
+        if self._last is None or self._last[0] != key:
+            here = take(self.here, index)
+            system = System(take(self.curvature, index), hessian_product(energy, here))  # type: ignore[arg-type]
+            self._last = key, here, system
+        return index, *self._last[1:]
 
     def _solve_shifted(self, clouds: list[int], clocks: list[_Clock], request: int) -> None:
         index, here, system = self._system(clouds)
@@ -242,7 +256,7 @@ class _Way:
         solution, definite = system.shifted(right, shift, roughly=request != DISTANCE)
         radius = self.unit.radius[index]
         self._set("first" if request == SLIDE else "solution", index, solution)
-        along = (solution * here.gradient).sum((-1, -2)) * self.per_curvature[index] / radius.square()
+        along = self._slope(solution, here.gradient, index)
         self._write(clouds, clocks, length=_norm(solution) / radius, along=along)
         for cloud, value in zip(clouds, definite.tolist(), strict=False):
             clocks[cloud].definite = value
@@ -264,10 +278,16 @@ class _Way:
             pivots = torch.where(model.exists, torch.minimum(model.flattest, model.outside), 0.0)
             found = found._replace(flattest=torch.minimum(found.flattest, pivots))
         self._set("newton", index, found.solution)
-        self._write(clouds, clocks, length=_norm(found.solution) / radius, flattest=found.flattest)
+        gradient = here.gradient if request == NEWTON else self.there.gradient[index]
+        gain = self._slope(found.solution, gradient, index) / 2
+        self._write(clouds, clocks, length=_norm(found.solution) / radius, flattest=found.flattest, gain=gain)
         if request == NEWTON:
             for cloud in clouds:
                 clocks[cloud].definite = clocks[cloud].flattest > -FLAT
+
+    def _slope(self, direction: Tensor, gradient: Tensor, index: Tensor) -> Tensor:
+        inner = (direction * gradient).sum((-1, -2))
+        return inner * self.per_curvature[index] / self.unit.radius[index].square()
 
     def _size(self, gradient: Tensor, index: Tensor) -> Tensor:
         return _norm(gradient) * self.per_curvature[index] / self.unit.radius[index]
@@ -303,7 +323,7 @@ def descend(
     step_size: float,
     max_steps: int,
     tolerance: float,
-    update: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    update_step: UpdateStep | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Algorithm 1 with a fixed step, recorded by autograd: X^(L) and the number of steps of each cloud.
 
@@ -313,19 +333,23 @@ def descend(
         step_size: tau.
         max_steps: L.
         tolerance: a cloud whose velocity is below this, in units of R, has arrived and is left alone.
-        update: update_step of the paper, ``(points, velocity, step) -> points``; gradient descent unless given.
+        update_step: as in the paper, see :mod:`flowpool.core.updates`. Otherwise a step along the velocity
+            ``-grad / (2 a)``, in the metric of the masses.
     """
-    update = update or (lambda points, velocity, step: points + step * velocity)
     slowness = 2 * energy.point_masses.unsqueeze(-1)  # (B, M, 1)
+    state = None
     points, here = start, None
     steps = torch.zeros_like(energy.epsilon, dtype=torch.long)
-    length = torch.full_like(slowness, step_size)
     for _ in range(max_steps):
         here = energy.evaluate(points.detach(), here, TIGHTEST)
         going = _norm(here.gradient / slowness) > tolerance * energy.scales.radius
         if not bool(going.any()):
             break
-        velocity = -energy.gradient(points, here) / slowness
-        points = torch.where(going[:, None, None], update(points, velocity, length), points)
+        gradient = energy.gradient(points, here) if torch.is_grad_enabled() else here.gradient
+        if update_step is None:
+            moved = points - step_size * gradient / slowness
+        else:
+            moved, state = update_step(points, gradient, step_size, state)
+        points = torch.where(going[:, None, None], moved, points)
         steps += going
     return points, steps

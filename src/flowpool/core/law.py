@@ -10,7 +10,8 @@ decides which one is meant, so it is followed accurately while that matters, and
 
 It ends on the length of the Newton step: with a flat Hessian a small gradient alone does not place X*. Newton steps are
 filtered (:data:`~flowpool.core.constants.FLAT`), so that directions in which the divergence hardly changes neither keep
-the flow from ending nor move the points.
+the flow from ending nor move the points. Where a step that is longer than the tolerance leads along nearly flat directions
+and would lower the divergence by next to nothing, the flow ends, too (:func:`_is_settled`), and the graph is called singular.
 
 The law knows numbers only. An engine has the vectors: :func:`advance` tells it what to do next, the engine does it and
 writes what it measured on the clock. Both engines obey this one text; for the kernels it is compiled.
@@ -40,6 +41,8 @@ from flowpool.core.constants import (
     NOISE,
     PROGRESS,
     ROUGH,
+    SETTLED,
+    SHALLOW,
     SHORTEST,
     SINGULAR,
     SLOW,
@@ -57,9 +60,9 @@ RACE = 1  # X' = X + length v + bend (v - v_before) with v = -G / 2a; evaluate; 
 TIGHTEN = 2  # evaluate at X again, to ``inner`` [size, error]
 CURVE = 3  # the Hessian at X
 SLIDE = 4  # k1 = -shift (H + shift)^-1 G [definite, length = |k1|, along = <k1, G>]
-NEWTON = 5  # w = filtered H^-1 G to ``precision``, from a guess if ``guessed`` [definite, flattest, length = |w|]
+NEWTON = 5  # w = filtered H^-1 G to ``precision``, from a guess if ``guessed`` [definite, flattest, length = |w|, gain]
 TRY = 6  # X' = X - w; evaluate [reached, error]
-REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [length = |w|, flattest]
+REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [the same but definite]
 STAGE = 8  # X' = X + step k1; evaluate; k12 = k1 + k2 from (H + shift) [length = |k12|]
 LAND = 9  # k = k1 + k12 / 2; X' = X + step k; evaluate [ahead = <G(X'), k>, behind = <G, k>, reached, error]
 DISTANCE = 10  # w = (H + shift)^-1 G, roughly [definite, length = |w|]
@@ -102,6 +105,7 @@ CLOCK = np.dtype(
         ("behind", np.float64),
         ("definite", np.bool_),
         ("flattest", np.float64),  # smallest curvature met in solving
+        ("gain", np.float64),  # <w, G> / 2: by how much a Newton step lowers the divergence, to second order
         # How it ended.
         ("residual", np.float64),
         ("status", np.int64),
@@ -153,11 +157,11 @@ def advance(clock: Any, num_points: int, equal: bool, tolerance: float, max_step
     if phase == _SLID:
         return _slid(clock, equal, num_points, near, tolerance, max_steps)
     if phase == _MEASURED:
-        return _measured(clock, near, tolerance, max_steps)
+        return _measured(clock, num_points, near, tolerance, max_steps)
     if phase == _TRIED:
         return _tried(clock, max_steps)
     if phase == _RESTED:
-        return _rested(clock, tolerance, max_steps)
+        return _rested(clock, num_points, tolerance, max_steps)
     if phase == _STAGED:
         return _staged(clock, near, tolerance, max_steps)
     if phase == _LANDED:
@@ -177,6 +181,7 @@ def _is_last(clock: Any, max_steps: int) -> bool:
 def _finish(clock: Any, status: int, residual: float) -> int:
     clock.status = status
     clock.residual = residual
+    clock.singular = clock.singular and status == OK
     return FINISHED
 
 
@@ -284,10 +289,22 @@ def _newton(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
     return NEWTON
 
 
-def _measured(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
+def _is_settled(clock: Any, num_points: int, tolerance: float) -> bool:
+    """The Newton step is longer than the tolerance, but hardly anything is left to be gained by it.
+
+    A step of that length along a direction that curves as usual would gain more: the minimiser is nearly a valley.
+    """
+    shallow = num_points * clock.gain <= SHALLOW * clock.length * clock.length
+    return clock.length > tolerance and shallow and clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
+
+
+def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_steps: int) -> int:
     """After the Newton step was found: it is tried if it is short enough to stay in the basin, or if it is the last."""
     if not clock.definite:
         return _stay(clock, max_steps)
+    if _is_settled(clock, num_points, tolerance):
+        clock.singular = True
+        return _finish(clock, OK, clock.length)
     clock.close = clock.length <= tolerance
     last = _is_last(clock, max_steps)
     if clock.close or (not last and clock.step >= SLOW and clock.length < near):
@@ -308,15 +325,16 @@ def _tried(clock: Any, max_steps: int) -> int:
     return _stay(clock, max_steps)
 
 
-def _rested(clock: Any, tolerance: float, max_steps: int) -> int:
+def _rested(clock: Any, num_points: int, tolerance: float, max_steps: int) -> int:
     """After what a Newton step has left was measured with the Hessian at hand, which a short step hardly changes."""
     capped = clock.steps >= max_steps
     clock.arrived = True
     clock.size = clock.reached
     clock.steps += 1
     clock.jumped = True
-    clock.singular = clock.flattest <= SINGULAR
-    if clock.length <= tolerance:
+    settled = _is_settled(clock, num_points, tolerance)
+    clock.singular = settled or clock.flattest <= SINGULAR
+    if settled or clock.length <= tolerance:
         return _finish(clock, OK, clock.length)
     if capped:
         return _finish(clock, MAX_STEPS, clock.length)
@@ -378,5 +396,5 @@ def _cut(clock: Any) -> int:
 
 LAW = (
     begin, advance, _within, _is_last, _finish, _raced, _can_race, _tighten, _newton_inner, _curve, _slide, _shorten, _slid,
-    _newton_at_least, _newton, _measured, _tried, _rested, _stay, _staged, _step_factor, _landed, _cut,
+    _newton_at_least, _newton, _is_settled, _measured, _tried, _rested, _stay, _staged, _step_factor, _landed, _cut,
 )  # fmt: skip

@@ -176,25 +176,19 @@ class System(NamedTuple):
 
         With :math:`t = (H + D)^{-1}`, D being d times the Hessian's scale, and :math:`y = t r - t D t r`, the filter is
         :math:`y + 2 t D y - 2 t D t D y` up to :math:`(2 d / h)^2`, and smaller than it should be for flatter directions.
-        Without a flat direction :math:`t r` alone is as good as what is asked of conjugate gradients.
+        Where the model is not the Hessian, :math:`t r` alone is as good as what is asked of conjugate gradients.
         """
         curvature, unit = self.curvature, FLAT * self.curvature.unit.unsqueeze(-1)
         shift = torch.full_like(curvature.unit[:, 0], FLAT)
         model, known = shifted_model(curvature, shift), curvature.exact
         first, met = self._solved(model, right, shift, known, precision, longest, guess)
         flattest = torch.where(model.exists, torch.minimum(model.flattest, met - FLAT), -torch.inf)
-        plain = flattest > SINGULAR if longest is None else (flattest > SINGULAR) | (_length(first) > longest)
-        plain = plain & ~known
-        if bool(plain.all()):
+        if not bool(known.any()):
             return Solved(first, flattest)
-
-        def damped(value: Tensor) -> Tensor:
-            return self._solved(model, unit * value, shift, known, ROUGH)[0]
-
-        once = first - damped(first)
-        twice = damped(once)
-        filtered = once + 2 * (twice - damped(twice))
-        return Solved(torch.where(plain[:, None, None], first, filtered), flattest)
+        once = first - model.solve(unit * first)
+        twice = model.solve(unit * once)
+        filtered = once + 2 * (twice - model.solve(unit * twice))
+        return Solved(torch.where((known & model.exists)[:, None, None], filtered, first), flattest)
 
     def _solved(
         self,
@@ -217,7 +211,7 @@ class System(NamedTuple):
         solution = torch.where(known[:, None, None], at_once, found.solution)
         return Solved(solution, torch.where(known, endless, found.flattest))
 
-    def adjoint(self, cotangent: Tensor, ridge: Tensor) -> Adjoint:
+    def adjoint(self, cotangent: Tensor, ridge: Tensor, weights: Tensor | None = None) -> Adjoint:
         r"""The solution of the paper's normal equations :math:`(H H + \lambda) w = H v`.
 
         They are definite for any H, and solved by conjugate gradients with the squared inverse of the model, from the
@@ -227,9 +221,12 @@ class System(NamedTuple):
         Args:
             cotangent: v, ``(B, M, D)``.
             ridge: lambda, in units of the square of the Hessian's scale, ``(B,)``.
+            weights: s, ``(D,)``, if the feature d is ``s_d`` times what it is where the equations are meant. They are then
+                :math:`(H s^2 H + \lambda s^{-2}) w = H s^2 v`.
         """
         curvature, unit = self.curvature, self.curvature.unit
-        penalty = (ridge * unit.mean(-1).square())[:, None, None]
+        squares = cotangent.new_ones(()) if weights is None else weights.square()
+        penalty = (ridge * unit.mean(-1).square())[:, None, None] / squares
         shift = ridge.sqrt().clamp_min(LEAST_SHIFT)
         model = shifted_model(curvature, shift)
         for _ in range(12):  # H may be indefinite where the flow was cut off; any definite model will do
@@ -246,9 +243,9 @@ class System(NamedTuple):
             solution = torch.where(sound[:, None, None], solution, damped.solution)
 
         def normal(value: Tensor) -> Tensor:
-            return self.product(self.product(value)) + penalty * value
+            return self.product(squares * self.product(value)) + penalty * value
 
-        image = self.product(cotangent)
+        image = self.product(squares * cotangent)
         goal = ADJOINT**2 * _inner(*[model.solve(image)] * 2)
         rest = image - normal(solution)
         half = model.solve(rest)

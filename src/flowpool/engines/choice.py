@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor
 
-from flowpool.costs import Cost, is_weighing
+from flowpool.costs import Cost, SquaredEuclidean, is_weighing
 from flowpool.engines.seam import Problem
 from flowpool.options import Options
 
@@ -36,18 +36,18 @@ def _import_kernels() -> str | None:
 def give_up_kernels(reason: str, problem: Problem) -> None:
     """Remembers that kernels cannot be compiled here; an error if they were asked for, else torch will do."""
     _broken.append(reason)
-    use_kernels(problem.options, problem.geometry.cost, problem.point_masses)
+    use_kernels(problem.options, problem.geometry.cost, problem.point_masses, problem.relative)
 
 
 _broken: list[str] = []
 
 
-def use_kernels(options: Options, cost: Cost, point_masses: Tensor | None) -> bool:
+def use_kernels(options: Options, cost: Cost, point_masses: Tensor | None, relative: bool) -> bool:
     """Whether the compiled engine is to be used; an error if it is asked for and cannot serve."""
     name = options.engine
     if name == "torch":
         return False
-    obstacle = _obstacle(options, cost, point_masses)
+    obstacle = _obstacle(options, cost, point_masses, relative)
     if obstacle is None:
         absent = (_broken[0] if _broken else None) or missing_kernels()
         if absent is None:
@@ -61,7 +61,7 @@ def use_kernels(options: Options, cost: Cost, point_masses: Tensor | None) -> bo
     return False
 
 
-def _obstacle(options: Options, cost: Cost, point_masses: Tensor | None) -> str | None:
+def _obstacle(options: Options, cost: Cost, point_masses: Tensor | None, relative: bool) -> str | None:
     """What about the problem the compiled engine cannot do."""
     if options.gradient == "unrolled":
         return "it does not record the steps, as gradient='unrolled' must"
@@ -69,8 +69,12 @@ def _obstacle(options: Options, cost: Cost, point_masses: Tensor | None) -> str 
         return f"it knows the squared Euclidean cost, not {cost}"
     if not options.debias:
         return "it descends the Sinkhorn divergence, not the loss alone (debias=False)"
+    if options.update_step is not None:
+        return "it does not run Algorithm 1 to the letter (update_step is given)"
     if options.step_size is not None:
         return "it chooses its steps itself (step_size is given)"
+    if not (isinstance(cost, SquaredEuclidean) or relative or options.ridge is None):
+        return "it knows the ridge of a Mahalanobis cost in relative units only (relative=False)"
     if isinstance(point_masses, Tensor) and point_masses.requires_grad and torch.is_grad_enabled():
         return "it gives no gradient in point_masses"
     return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowpool.core.constants import SINGULAR
+from flowpool.core.constants import FLAT_LEADING, MOST_LEADING, SINGULAR
 from flowpool.kernels.cloud import END_TOLERANCE, merge_nodes, remove, slots, unfold
 from flowpool.kernels.divergence import evaluate
 from flowpool.kernels.flow import move_to
@@ -158,9 +158,11 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         which = order[turn]
         begin, end, epsilon = ptr[which], ptr[which + 1], epsilons[which]
         atoms = merge_nodes(bits, masses, begin, end, True, table, members, merged, atom_of)
+        # With about as many points as distinct nodes there are flat directions, which iterations are slow to find.
+        block = MOST_LEADING if 2 * points.shape[1] < atoms else FLAT_LEADING
         first, second = unfold(
-            nodes, members, merged, atoms, points, which, point_masses, epsilon, resolution, END_TOLERANCE, sizes,
-            span_places, places, first, second,
+            nodes, members, merged, atoms, points, which, point_masses, epsilon, resolution, END_TOLERANCE,
+            block, sizes, span_places, places, first, second,
         )  # fmt: skip
         span, graph = open_span(first, span_places), open_graph(second, places)
         settle(graph, potentials, self_potentials, which, epsilon)

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from flowpool.core.constants import LEADING, MOST_LEADING
+from flowpool.core.constants import LEADING
 from flowpool.kernels.machine.jit import CHECKED, allocating, kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.kernels.machine.linear import padded
@@ -31,8 +31,8 @@ END_TOLERANCE = 1e-9
 
 @allocating
 def unfold(  # type: ignore[no-untyped-def]
-    nodes, members, merged, atoms, starts, which, point_masses, epsilon, resolution, tolerance, sizes, span_places, places,
-    first, second,
+    nodes, members, merged, atoms, starts, which, point_masses, epsilon, resolution, tolerance, block, sizes,
+    span_places, places, first, second,
 ):  # fmt: skip
     """Buffers for one graph, with its nodes and points in coordinates: those of ``SPAN`` and of ``GRAPH``.
 
@@ -44,6 +44,7 @@ def unfold(  # type: ignore[no-untyped-def]
         starts: points of all graphs, ``(B, M, D)``, of which those of graph ``which`` are taken.
         resolution: distance from the hull, relative to the farthest node with mass, that counts as nothing.
         tolerance: the same for the points.
+        block: largest M K for which the Hessian of K directions is formed.
     """
     count, features = starts.shape[1], starts.shape[2]
     set_span_sizes(sizes, count, atoms, features)
@@ -56,7 +57,7 @@ def unfold(  # type: ignore[no-untyped-def]
     hull = rotate_nodes(nodes, features, members, merged, atoms, resolution, span)
     dimension = rotate_points(starts, which, count, features, hull, tolerance, span.basis, span.parked, span.outside)
     length = padded(atoms)
-    lead = leading(span.turned, merged, atoms, hull, count, epsilon)
+    lead = leading(span.turned, merged, atoms, hull, count, epsilon, block)
     set_graph_sizes(sizes, count, length, hull, dimension, lead)
     numbers = arrange_graph(sizes, places)
     if numbers > len(second):
@@ -96,10 +97,10 @@ def to_single(source, row, length, target):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def leading(turned, masses, atoms, hull, count, epsilon):  # type: ignore[no-untyped-def]
+def leading(turned, masses, atoms, hull, count, epsilon, block):  # type: ignore[no-untyped-def]
     """K, the coordinates of which the Hessian is formed: all if it is small, else those that hold nearly all the variance."""
     stay_apart()
-    most = max(1, MOST_LEADING // count)
+    most = max(1, block // count)
     if hull <= most:
         return hull
     left = 0.0

@@ -149,15 +149,13 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
         copy(graph.newton, graph.solution, numbers)
         clock.flattest = solve_newton(graph, epsilon, clock.precision, clock.longest, clock.guessed, False)
         clock.definite = clock.flattest > -FLAT
-        copy(graph.solution, graph.newton, numbers)
-        clock.length = norm(graph.newton, numbers)
+        measure_newton(clock, graph, here.gradient, numbers)
     elif request == TRY:
         clock.reached = norm(there.gradient, numbers)
     elif request == REST:
         copy(there.gradient, graph.right, numbers)
         solve_newton(graph, epsilon, ROUGH, math.inf, False, True)
-        copy(graph.solution, graph.newton, numbers)
-        clock.length = norm(graph.newton, numbers)
+        measure_newton(clock, graph, there.gradient, numbers)
         # Factors with hardly a shift show flat directions best.
         if shifted_factor(graph, LEAST_SHIFT, graph.slide_factor, graph.slide_pivots):
             clock.flattest = min(clock.flattest, flattest_pivot(graph, graph.slide_pivots, LEAST_SHIFT))
@@ -184,6 +182,14 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
         if clock.definite:
             clock.definite = solve_shifted(graph, epsilon, clock.shift, is_exact(graph, epsilon), factor, pivots)
         clock.length = norm(graph.solution, numbers)
+
+
+@shared
+def measure_newton(clock, graph, gradient, numbers):  # type: ignore[no-untyped-def]
+    """Keeps the solution as the Newton step; its length, and what it would gain."""
+    copy(graph.solution, graph.newton, numbers)
+    clock.length = norm(graph.newton, numbers)
+    clock.gain = 0.5 * inner_product(graph.newton, gradient, numbers)
 
 
 @shared

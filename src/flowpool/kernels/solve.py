@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flowpool.core.constants import MOST_LEADING
 from flowpool.core.law import CURVE, FINISHED, advance, begin
 from flowpool.kernels.cloud import START_TOLERANCE, merge_nodes, slots, unfold
 from flowpool.kernels.divergence import evaluate
@@ -65,8 +66,8 @@ def solve_graphs(  # type: ignore[no-untyped-def]
         epsilon = epsilons[which]
         atoms = merge_nodes(bits, masses, ptr[which], ptr[which + 1], False, table, members, merged, atom_of)
         first, second = unfold(
-            nodes, members, merged, atoms, start, which, point_masses, epsilon, resolution, START_TOLERANCE, sizes,
-            span_places, places, first, second,
+            nodes, members, merged, atoms, start, which, point_masses, epsilon, resolution, START_TOLERANCE,
+            MOST_LEADING, sizes, span_places, places, first, second,
         )  # fmt: skip
         span, graph = open_span(first, span_places), open_graph(second, places)
         if not follow(graph, clock, epsilon, tolerance, max_steps, counter):

@@ -188,7 +188,7 @@ def solve_newton(graph, epsilon, precision, longest, guessed, factored):  # type
 
     With ``t = (H + D)^-1``, ``D = d diag(2 a)``, and ``y = t r - t D t r``, the filter is
     ``y + 2 t D y - 2 t D t D y`` up to ``(2 d / h)^2``, and smaller than it should be for flatter directions.
-    Without a flat direction ``t r`` alone is as good as what is asked of conjugate gradients.
+    Where the model is not the Hessian, ``t r`` alone is as good as what is asked of conjugate gradients.
 
     Args:
         factored: the factor of the leading block is at hand.
@@ -203,13 +203,13 @@ def solve_newton(graph, epsilon, precision, longest, guessed, factored):  # type
     flattest = min(
         flattest_pivot(graph, graph.newton_pivots, FLAT), damped(graph, epsilon, precision, longest, guessed, exact)
     )
-    if not exact and (flattest > SINGULAR or norm(graph.solution, numbers) > longest):
+    if not exact:
         return flattest
     filtered = graph.other
     copy(graph.solution, filtered, numbers)
     for power in range(3):
         scale_points(graph.solution if power != 1 else filtered, 2.0 * FLAT, graph, graph.right)
-        damped(graph, epsilon, ROUGH, math.inf, False, exact)
+        solve_model(graph, graph.newton_factor, graph.newton_pivots, graph.right, graph.solution)
         combine(filtered, -1.0 if power == 0 else 2.0 if power == 1 else -2.0, graph.solution, filtered, numbers)
     copy(filtered, graph.solution, numbers)
     return flattest

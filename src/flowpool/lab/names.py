@@ -14,8 +14,10 @@ Norm = Literal["none", "nodes", "output", "both"]
 TrainedProtocol = Literal["paper", "errica"]
 Protocol = Literal["paper", "errica", "frozen"]
 Padding = Literal["none", "empty", "mass"]
+Preset = Literal["plain", "strong"]
 Reference = Literal["normal", "kmeans"]
 Gradient = Literal["implicit", "unrolled"]
+UpdateStep = Literal["gradient", "momentum", "adam"]
 
 DATASETS = (
     "MUTAG",
@@ -52,6 +54,8 @@ POOLS = {
     "mean": "reduce.MeanPool",
     "sum": "reduce.SumPool",
     "max": "reduce.MaxPool",
+    "sum+mean+max": "joined.SumMeanMaxPool",
+    "sum+flow-step": "joined.SumFlowStepPool",
     "sort": "sort.SortPool",
     "topk": "topk.TopKPool",
     "sag": "sag.SAGPool",

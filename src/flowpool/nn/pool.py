@@ -193,6 +193,7 @@ class FlowPool(PointAggregation):
                 epsilon=self.epsilon,
                 relative=self.relative,
                 **asdict(self.options),
+                on_failure="ignore",  # the layer acts on its own report
             )
 
     def __repr__(self) -> str:

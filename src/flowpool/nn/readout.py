@@ -1,7 +1,8 @@
 """The readout that we recommend: from node features to one vector per graph that a linear head can use.
 
-Normalisation of the nodes, pooling, a choice of coordinates for the points, the size that a measure forgets, and
-normalisation of the result, so that columns as different as a coordinate and a count meet the head on one scale.
+Normalisation of the nodes; what each point receives of a graph, which forgets how many nodes there are; their sum and
+number, which forget the shape of the cloud; and normalisation of all that, so that columns as different as a coordinate
+and a count meet the head on one scale.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from flowpool.nn.base import PointAggregation, check_most, initial_reference
 from flowpool.nn.norm import Norm, is_shared, normalised, share_statistics
 from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
-from flowpool.options import FlowOptions, LayerOptions, Size, takes_options
+from flowpool.options import FlowOptions, LayerOptions, takes_options
 from flowpool.results import BackwardReport
 from flowpool.status import Status
 from flowpool.step.pool import Received, Step, precise_clouds, receive, without_broken
@@ -33,36 +34,24 @@ from flowpool.step.ragged import leaves_device, use_kernels
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # which not every build of torch has
 
-By = Literal["step", "flow", "free"]
-Structure = Literal["points", "deviations", "displacement", "moments"]
+By = Literal["step", "flow"]
 _STEP_OPTIONS = ("epsilon", "cost", "engine", "on_failure")  # what one step has a use for
 _UNBALANCED = 1e-6  # error of the shares from which a step is said to have failed
-_Block = tuple[Tensor, Tensor]  # rows (B, K, D), and how many nodes each stands for (B, K)
 
 
 @takes_options
 class FlowReadout(PointAggregation):
-    r"""BatchNorm of the nodes, pooled points, size, BatchNorm of all that, ``(B, out_channels)``.
+    r"""BatchNorm of the nodes, pooled points, sum and size, BatchNorm of all that, ``(B, out_channels)``.
 
     Args:
         in_channels: number of features, D.
         num_points: number of points, M.
         by: how the nodes are brought to M points. ``"step"``: one step towards each graph from a reference that is
-            learned, every point receiving 1/M of the graph (:func:`flowpool.transport_pool`); it tells shapes apart
-            best, and costs least. ``"flow"``: the whole flow (:class:`flowpool.FlowPool`); its points are nearest to
-            the nodes, so it is for keeping a graph's distribution. ``"free"``: as ``"step"``, but each point receives
-            whatever is near it; it helps when what a graph is composed of matters more than its shape. M more columns
-            then tell the share of each point, or with any ``size`` its count, share times size.
-        structure: coordinates of the points. ``"points"``: as they are. ``"deviations"``: the mean of the graph, and
-            how each point differs from it (unless ``"free"``, the last one follows from the others and is left out); it
-            helps when graphs differ more in place than in shape, because each is normalised on its own.
-            ``"displacement"``: how far each point went from the reference, with ``"flow"`` after the mean of the graph
-            and from where the reference was placed there, :math:`x_i - (\bar y + R x^{(0)}_i)` if ``relative``. ``"moments"``: the
-            displacement, and the standard deviation of each feature within what each point received
-            (:attr:`flowpool.Received.deviations`); not with ``"flow"``.
-        size: ``"append"`` adds the size as a column, ``"scale"`` multiplies all columns by it, ``None`` leaves it out.
-            It is the number of nodes, or the total of their masses when these are given. With ``"free"``, ``"scale"``
-            multiplies each point by its own count, which keeps the mean of next to nothing from being loud.
+            learned, every point receiving 1/M of the graph (:func:`flowpool.transport_pool`): how far each point went,
+            and the standard deviation of each feature within what it received. It tells shapes apart best, and costs
+            least. ``"flow"``: the points of the whole flow (:class:`flowpool.FlowPool`), which are nearest to the nodes.
+        size: ``"append"`` adds what a measure forgets, the sum of the nodes and their number, each node counted with its
+            mass when masses are given; ``None`` leaves it out, so that a graph of twice the same nodes has the same row.
         reference: where learning starts, in units of the standard deviation of one feature: drawn points lie well
             inside the nodes, where none of them is lost. With ``"flow"`` as in :class:`flowpool.FlowPool`.
         seed: of the drawn reference.
@@ -87,8 +76,7 @@ class FlowReadout(PointAggregation):
         num_points: int,
         *,
         by: By = "step",
-        structure: Structure = "moments",
-        size: Size | None = "append",
+        size: Literal["append"] | None = "append",
         reference: Literal["normal"] | Tensor = "normal",
         seed: int = 0,
         **options: Unpack[FlowOptions],
@@ -96,12 +84,8 @@ class FlowReadout(PointAggregation):
         settings = LayerOptions(**options)
         super().__init__(in_channels, num_points, size, settings.on_failure)
         check_choice("by", by, get_args(By))
-        check_choice("structure", structure, get_args(Structure))
-        if by == "flow" and structure == "moments":
-            raise ValueError(
-                "The flow has no moments; pass structure='points', 'deviations' or 'displacement' with by='flow'."
-            )
-        self.by, self.structure = by, structure
+        check_choice("size", size, ("append", None))
+        self.by = by
         self.node_norm = nn.BatchNorm1d(self.in_channels)
         if by == "flow":
             self.pool = FlowPool(self.in_channels, self.num_points, reference=reference, seed=seed, **options)
@@ -122,10 +106,8 @@ class FlowReadout(PointAggregation):
     @property
     def out_channels(self) -> int:
         """Columns of the output."""
-        has_mean = (self.by, self.structure) in (("flow", "displacement"), ("free", "deviations"))  # on top of M rows
-        rows = 2 * self.num_points if self.structure == "moments" else self.num_points + has_mean
-        sizes = self.num_points if self.by == "free" else int(self.size == "append")
-        return rows * self.in_channels + sizes
+        rows = (2 * self.num_points if self.by == "step" else self.num_points) + (self.size is not None)
+        return rows * self.in_channels + (self.size is not None)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -189,7 +171,9 @@ class FlowReadout(PointAggregation):
         if is_shared(self.node_norm) or is_shared(self.output_norm):
             return False  # the processes talk to each other about tensors on their devices
         if self.by == "flow":
-            return x.device.type != "cpu" and choice.use_kernels(self.pool.options, self.pool.cost, None)
+            return x.device.type != "cpu" and choice.use_kernels(
+                self.pool.options, self.pool.cost, None, self.pool.relative
+            )
         return leaves_device(self.engine, x)
 
     def _vectors(
@@ -215,8 +199,7 @@ class FlowReadout(PointAggregation):
         received, report = self._received(state, clouds, weights, broken, x.dtype)
         self._conclude(report, device)
         report = report.on(x.device)
-        size = clouds.sum(torch.ones_like(clouds.masses) if weights is None else weights).unsqueeze(-1)  # (B, 1)
-        rows = self._columns(state, received, clouds, size)  # (B, out_channels)
+        rows = self._columns(received, clouds, weights)  # (B, out_channels)
         counted = report.status != Status.EMPTY.value
         if not torch.compiler.is_compiling() and bool(report.converged.all()):
             return _normalised(state.output_norm, rows, counted, x.dtype).to(x.dtype)
@@ -226,8 +209,8 @@ class FlowReadout(PointAggregation):
 
     def _received(
         self, state: _State, clouds: Clouds, masses: Tensor | None, broken: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Received, Report]:
-        """What the points stand for, with no variances where the flow took them to the nodes; and how that went.
+    ) -> tuple[list[Tensor], Report]:
+        """What is told of the points, each ``(B, M, D)``, and how that went.
 
         Args:
             clouds: normalised nodes, zeros in broken graphs.
@@ -242,56 +225,32 @@ class FlowReadout(PointAggregation):
             masses = None if masses is None else masses.to(dtype)
             pooled = self.pool._pooled(state.reference, nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses)
             points = pooled.points.to(clouds.nodes.dtype)
-            equal = torch.full_like(points[..., 0], 1 / self.num_points)
-            return Received(equal, points, torch.zeros_like(points)), Report.of(pooled)
+            return [points], Report.of(pooled)
         level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature
         step = Step(
             state.reference.to(clouds.nodes.dtype),
             checked_point_masses(None, self.num_points, clouds.nodes),
             checked_epsilon(level, clouds.num_graphs, clouds.nodes),
             state.geometry.to(clouds.nodes.dtype, clouds.nodes.device).feature_weights,
-            self.by == "free",
+            False,
             use_kernels(self.engine, clouds.nodes),
         )
         received = receive(clouds, step)
-        return received, _report_of_step(received, step, clouds, broken)
+        moved = received.points - step.reference
+        return [moved, received.deviations], _report_of_step(received, step, clouds, broken)
 
-    def _columns(self, state: _State, received: Received, clouds: Clouds, size: Tensor) -> Tensor:
-        """The vector before the last normalisation."""
-        counts = received.masses * size  # (B, M), how many nodes each point stands for
-        blocks = self._structured(state, received, clouds, size, counts)
-        rows = [values * count.unsqueeze(-1) if self.size == "scale" else values for values, count in blocks]
-        columns = [torch.cat(rows, 1).flatten(1)]
-        if self.by == "free":
-            columns.append(received.masses if self.size is None else counts)
-        elif self.size == "append":
-            columns.append(size)
+    def _columns(self, told: list[Tensor], clouds: Clouds, weights: Tensor | None) -> Tensor:
+        """The vector before the last normalisation; weights of the nodes as they were given, None: all one."""
+        columns = [values.flatten(1) for values in told]
+        if self.size is not None:
+            counts = torch.ones_like(clouds.masses) if weights is None else weights
+            columns += [clouds.sum(counts.unsqueeze(-1) * clouds.nodes), clouds.sum(counts).unsqueeze(-1)]
         return torch.cat(columns, 1)
-
-    def _structured(
-        self, state: _State, received: Received, clouds: Clouds, size: Tensor, counts: Tensor
-    ) -> list[_Block]:
-        """The coordinates asked for, row by row, each with the number of nodes that it stands for."""
-        points = received.points
-        if self.structure == "points":
-            return [(points, counts)]
-        whole = clouds.mean().unsqueeze(1), size  # the graph as one row
-        deviations = points - whole[0]
-        if self.structure == "deviations":
-            # Deviations of points with equal masses sum to zero.
-            return [whole, (deviations, counts) if self.by == "free" else (deviations[:, :-1], counts[:, :-1])]
-        if self.by == "flow":
-            start = state.reference.to(points.dtype)
-            if self.pool.relative:
-                start = whole[0] + _radius(clouds)[:, None, None] * start
-            return [whole, (points - start, counts)]
-        moved = points - state.reference, counts
-        return [moved] if self.structure == "displacement" else [moved, (received.deviations, counts)]
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, by={self.by!r}, "
-            f"structure={self.structure!r}, size={self.size!r})"
+            f"size={self.size!r})"
         )
 
 
@@ -334,7 +293,7 @@ def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tens
     """How near the shares that the points received are to those that they were to receive."""
     empty = clouds.sizes == 0
     residual = (received.masses / step.shares - 1).abs().amax(1)
-    residual = torch.zeros_like(residual) if step.free else residual.masked_fill(empty, 0.0)
+    residual = residual.masked_fill(empty, 0.0)
     status = (residual > _UNBALANCED) * Status.MAX_STEPS.value
     overflowed = received.points.isfinite().flatten(1).all(1).logical_not()
     status = status.masked_fill(overflowed, Status.NONFINITE.value).masked_fill(empty, Status.EMPTY.value)
@@ -347,11 +306,3 @@ def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tens
         status.to(torch.int8), converged, residual, torch.ones_like(clouds.sizes), BackwardReport(device),
         f"{'compiled' if step.compiled else 'torch'} engine on {device}",
     )  # fmt: skip
-
-
-def _radius(clouds: Clouds) -> Tensor:
-    """R of each graph, the square root of the sum of its variances, ``(B,)``."""
-    centred = clouds.nodes - clouds.mean()[clouds.batch]
-    variance = clouds.sum(clouds.masses * centred.square().sum(-1))
-    # The inner where keeps the root away from zero, or its infinite slope would turn the gradient into NaN.
-    return torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from flowpool.engines.devices import readable
+from flowpool.failures import act_on_failures, graphs_with
 from flowpool.options import OnFailure
 from flowpool.results import BackwardReport, Pooled
 from flowpool.status import Status
-
-_INSIDE = ("flowpool", "torch", "torch_geometric")  # packages whose lines say nothing to a caller
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,7 @@ class Report:
 
     def graphs(self, status: Status) -> list[int]:
         """The graphs that have a status."""
-        found: list[int] = (self.status == status.value).nonzero().flatten().tolist()
-        return found
+        return graphs_with(self.status, status)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{len(found)} {status.name}" for status in Status if (found := self.graphs(status)))
@@ -92,27 +88,5 @@ class Memory(threading.local):
     def conclude(self, report: Report, device: torch.device, on_failure: OnFailure) -> None:
         """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""
         self._last = report, device
-        if on_failure == "ignore" or bool(report.converged.all()):
-            return
-        failures = {s: _describe(report, s) for s in Status if not s.converged and report.graphs(s)}
-        if on_failure == "raise":
-            raise ArithmeticError("\n".join(failures.values()))
-        for status, text in failures.items():
-            if status not in self._announced:
-                self._announced.add(status)
-                text = f"{text} Shown once per layer and kind; the layer's report has every call."
-                warnings.warn(text, RuntimeWarning, stacklevel=_level_of_the_caller())
-
-
-def _describe(report: Report, status: Status) -> str:
-    graphs = report.graphs(status)
-    first = ", ".join(map(str, graphs[:5])) + (", ..." if len(graphs) > 5 else "")
-    return f"{len(graphs)} of {report.status.numel()} graphs are {status.name} (graph {first}). {status.advice}"
-
-
-def _level_of_the_caller() -> int:
-    """The stacklevel, seen from whoever calls this, of the nearest line that is neither ours nor the frameworks'."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INSIDE:
-        frame, level = frame.f_back, level + 1
-    return level
+        hint = "Shown once per layer and kind; the layer's report has every call."
+        act_on_failures(report.status, on_failure, self._announced, hint)

@@ -1,5 +1,6 @@
 """Speed and memory of FlowPool beside its peers, as ratios measured in one process."""
 
-from flowpool.lab.speed.bench import Measurement, run_bench, write_bench
+from flowpool.lab.speed.bench import Measurement, run_bench, write_bench, write_rows
+from flowpool.lab.speed.trained import TrainedRow, processor, run_trained
 
-__all__ = ["Measurement", "run_bench", "write_bench"]
+__all__ = ["Measurement", "TrainedRow", "processor", "run_bench", "run_trained", "write_bench", "write_rows"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from flowpool.lab.speed.cases import Case, graph_case, large_case
 from flowpool.lab.speed.memory import peak_megabytes
 from flowpool.lab.speed.ott import time_ott
 from flowpool.lab.speed.peers import BASE, Peer, flow_peer, layer_peers
+from flowpool.lab.speed.trained import TrainedRow
 
 EPSILONS = (1.0, 0.3, 0.1)
 GRAPH_CASES = (("MUTAG", 8, 5), ("NCI1", 64, 8), ("DD", 32, 16))
@@ -115,7 +116,11 @@ def _random_case(count: int, size: int, width: int, num_points: int) -> Case:
 
 
 def best_times(peer: Peer, case: Case, seconds: float = 1.0, least: int = 2) -> tuple[float, float]:
-    """Best forward and best backward time in milliseconds, of as many runs as fit into the seconds, and the least."""
+    """Best forward and best backward time in milliseconds, of as many runs as fit into the seconds, and the least.
+
+    A call before that does not count: it loads, compiles and allocates.
+    """
+    peer(case.nodes.clone().requires_grad_()).sum().backward()
     forward = backward = float("inf")
     began, rounds = time.perf_counter(), 0
     while rounds < least or time.perf_counter() - began < seconds:
@@ -164,14 +169,19 @@ def _work(case: Case, engine: Any, epsilon: float) -> Callable[[], None]:
     return work(case)
 
 
-def write_bench(rows: list[Measurement], out: Path) -> list[Path]:
-    """``bench.csv`` and ``bench.png`` in the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
-    table = out / "bench.csv"
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Measurement)])
+def write_rows(rows: Sequence[Measurement] | Sequence[TrainedRow], path: Path) -> Path:
+    """The rows as a CSV file, whose folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(rows[0])])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
+    return path
+
+
+def write_bench(rows: list[Measurement], out: Path) -> list[Path]:
+    """``bench.csv`` and ``bench.png`` in the folder ``out``."""
+    table = write_rows(rows, out / "bench.csv")
     picture = out / "bench.png"
     _draw(rows, picture)
     return [table, picture]

@@ -29,15 +29,20 @@ def flow_peer(case: Case, engine: Literal["compiled", "torch"], epsilon: float) 
     return pool
 
 
-def layer_peers(case: Case) -> dict[str, Peer]:
-    """The aggregations of PyG, and POT's template pooling, by the names they have there."""
-    torch.manual_seed(0)
-    layers: dict[str, nn.Module] = {
-        "SortAggregation": aggr.SortAggregation(case.num_points),
-        BASE: aggr.GraphMultisetTransformer(case.width, k=case.num_points, heads=1),
-        "SetTransformerAggregation": aggr.SetTransformerAggregation(case.width, case.num_points, heads=1),
-        "EquilibriumAggregation": aggr.EquilibriumAggregation(case.width, case.width, num_layers=[case.width]),
+def pooling_layers(width: int, num_points: int) -> dict[str, nn.Module]:
+    """Aggregations of PyG: a sum, two transformers, and one that optimises, too."""
+    return {
+        BASE: aggr.GraphMultisetTransformer(width, k=num_points, heads=1),
+        "SetTransformerAggregation": aggr.SetTransformerAggregation(width, num_points, heads=1),
+        "EquilibriumAggregation": aggr.EquilibriumAggregation(width, width, num_layers=[width]),
+        "SumAggregation": aggr.SumAggregation(),
     }
+
+
+def layer_peers(case: Case) -> dict[str, Peer]:
+    """Sorting, the learned aggregations of PyG, and POT's template pooling, by the names they have there."""
+    torch.manual_seed(0)
+    layers = {"SortAggregation": aggr.SortAggregation(case.num_points), **pooling_layers(case.width, case.num_points)}
     peers: dict[str, Peer] = {name: _aggregate(layer, case) for name, layer in layers.items()}
     if len(case.nodes) <= 2000:
         template = POOLS["tw"](case.width, case.num_points)

@@ -61,6 +61,13 @@ def test_learned_cost_forgets_the_noise() -> None:
     assert weights[-1] < 0.2
 
 
+def test_the_paper_line_by_line_agrees_with_itself() -> None:
+    printed = run("paper_line_by_line.py")
+    exact, small, large = numbers(r"implicit, lambda .* ([\de.+-]+)", printed)
+    assert exact < 1e-3 and exact < small < large
+    assert numbers(r"unit circle: ([\d.]+)", printed)[0] < 0.2
+
+
 def test_read_the_report_names_the_graphs() -> None:
     printed = run("read_the_report.py")
     assert "usual:    20 graphs: " in printed

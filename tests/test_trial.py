@@ -1,5 +1,7 @@
 """Costs that would give wrong points or wrong gradients are refused before they are used."""
 
+import re
+import warnings
 from functools import partial
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from helpers import central_difference
 from torch import nn
 
-from flowpool import costs, flow_pool
+from flowpool import costs, flow_pool, pooling
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = torch.randn(6, 2, generator=GENERATOR, dtype=torch.float64)
@@ -131,3 +133,44 @@ def test_an_asymmetric_cost_is_refused_where_points_meet_points():
     with pytest.raises(ValueError, match=r"not symmetric: C\(x0, x1\)"):
         flow_pool(NODES, reference=REFERENCE, cost=cost)
     assert flow_pool(NODES, reference=REFERENCE, cost=cost, debias=False).converged.all()
+
+
+CAUSES = {
+    "cosine": ({"cost": "cosine"}, r"Cosine\(\) is blind in some directions"),
+    "low rank": ({"cost": costs.Mahalanobis(2, rank=1)}, "is blind in some directions"),
+    "few nodes": (
+        {"nodes": NODES[:2].repeat(3, 1), "reference": NODES[:4]},
+        "There are 4 points, but 2 distinct nodes",
+    ),
+    "rough": ({"cost": costs.Euclidean(1.3), "max_steps": 3}, "curves without bound where x = y"),
+    "cut off": ({"max_steps": 1}, "cut off by max_steps"),
+    "fine": ({}, "stationary to the tolerance"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), CAUSES.values(), ids=CAUSES)
+def test_the_cause_of_a_status_is_named(options, message):
+    given = {"nodes": NODES, "reference": REFERENCE, "engine": "torch", "on_failure": "ignore"} | options
+    assert re.search(message, flow_pool(**given).cause(0))
+    assert re.search(message, flow_pool(**given).cause(-1))
+
+
+def test_the_function_warns_once_for_each_kind_of_failure(monkeypatch):
+    monkeypatch.setattr(pooling, "_announced", set())
+    cut = {"reference": REFERENCE, "max_steps": 1, "engine": "torch"}
+    broken = torch.cat([NODES, NODES.new_full((1, 2), torch.nan)])
+    with pytest.warns(RuntimeWarning, match=r"1 of 1 graphs are MAX_STEPS \(graph 0\)") as caught:
+        flow_pool(NODES, **cut)
+        flow_pool(NODES, **cut)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with pytest.warns(RuntimeWarning, match="NONFINITE_INPUT"):
+        flow_pool(broken, **cut)
+    with pytest.raises(ArithmeticError, match="1 of 1 graphs are MAX_STEPS"):
+        flow_pool(NODES, on_failure="raise", **cut)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flow_pool(NODES, reference=REFERENCE)
+        pooling._announced.clear()
+        flow_pool(NODES, on_failure="ignore", **cut)
+    with pytest.raises(ValueError, match="Unknown on_failure 'panic'"):
+        flow_pool(NODES, reference=REFERENCE, on_failure="panic")

@@ -39,7 +39,9 @@ DATASETS = (
     "SHAPES",
 )  # fmt: skip
 
-FIGURES = ("measure", "flow", "conditioning", "hessian", "coupling", "vanishing", "circle", "invariance", "mutag")
+FIGURES = (
+    "measure", "flow", "conditioning", "hessian", "coupling", "vanishing", "circle", "invariance", "mutag", "sinkformer",
+)  # fmt: skip
 
 # Where each pool stands in flowpool.lab.pools.
 POOLS = {

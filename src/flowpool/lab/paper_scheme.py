@@ -27,7 +27,7 @@ class Scheme:
     step_size: float
     max_steps: int
     debias: bool = True
-    ridge: float = 0.0
+    ridge: Any = 0.0
     threshold: float = 1e-6
     max_iterations: int = 2000
     recorded: int = 200
@@ -43,31 +43,34 @@ def pooled_by_ott(scheme: Scheme) -> Callable[[Any, Any, Any], Any]:
     from jaxopt import implicit_diff, linear_solve
     from ott.geometry.pointcloud import PointCloud
     from ott.problems.linear.linear_problem import LinearProblem
+    from ott.solvers.linear.acceleration import Momentum
     from ott.solvers.linear.sinkhorn import Sinkhorn
 
     jax.config.update("jax_enable_x64", True)
-    solver = Sinkhorn(threshold=scheme.threshold, max_iterations=scheme.max_iterations)
+    settings = {"threshold": scheme.threshold, "max_iterations": scheme.max_iterations}
     # The condition is differentiated once more, which OTT can do through a fixed number of recorded iterations.
-    recorded = Sinkhorn(
-        min_iterations=scheme.recorded, max_iterations=scheme.recorded, implicit_diff=None, threshold=scheme.threshold
-    )
+    record = {"implicit_diff": None, "threshold": scheme.threshold}
+    record |= {"min_iterations": scheme.recorded, "max_iterations": scheme.recorded}
+    # A cloud meets itself by averaged updates of both potentials, as in OTT's own divergence: in turn they converge slowly.
+    averaged = {"parallel_dual_updates": True, "momentum": Momentum(start=0, value=0.5)}
 
-    def pull(by: Any, points: Any, nodes: Any, masses: Any) -> Any:
+    def pull(points: Any, nodes: Any, masses: Any, options: dict[str, Any]) -> Any:
         """Gradient of ``<P, C(X, Y)>`` in X, in which P follows when it is differentiated."""
-        plan = by(LinearProblem(PointCloud(points, nodes, epsilon=scheme.epsilon), b=masses)).matrix
+        plan = Sinkhorn(**options)(LinearProblem(PointCloud(points, nodes, epsilon=scheme.epsilon), b=masses)).matrix
         return jax.vjp(lambda x: PointCloud(x, nodes).cost_matrix, points)[1](plan)[0]
 
-    def gradient(points: Any, nodes: Any, masses: Any, by: Any = recorded) -> Any:
-        found = pull(by, points, nodes, masses)
-        return found - pull(by, points, points, None) if scheme.debias else found
+    def gradient(points: Any, nodes: Any, masses: Any, options: Any = record) -> Any:
+        found = pull(points, nodes, masses, options)
+        return found - pull(points, points, None, options | averaged) if scheme.debias else found
 
-    solve = partial(linear_solve.solve_normal_cg, ridge=scheme.ridge or None, tol=1e-12, maxiter=scheme.conjugate)
+    solve = partial(linear_solve.solve_normal_cg, ridge=scheme.ridge, tol=1e-12, maxiter=scheme.conjugate)
 
     @implicit_diff.custom_root(gradient, solve=solve)
     def flow(start: Any, nodes: Any, masses: Any) -> Any:
         def move(_: int, here: Any) -> Any:
-            return here - scheme.step_size * gradient(here, nodes, masses, solver)
+            return here - scheme.step_size * gradient(here, nodes, masses, settings)
 
         return jax.lax.fori_loop(0, scheme.max_steps, move, start)
 
-    return flow
+    result: Callable[[Any, Any, Any], Any] = flow
+    return result

@@ -64,8 +64,7 @@ class Euclidean(Cost):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         squared = (x - y).square().sum(-1)
         if self.radius:
-            rounded: Tensor = (squared + self.radius**2).pow(self.power / 2)
-            return rounded - self.radius**self.power
+            return (squared + self.radius**2).pow(self.power / 2) - math.pow(self.radius, self.power)
         apart = squared > 0
         # The inner where keeps the power away from zero, or its infinite slope would turn the gradient into NaN.
         return torch.where(apart, torch.where(apart, squared, 1.0).pow(self.power / 2), 0.0)

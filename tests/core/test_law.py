@@ -269,21 +269,22 @@ def test_it_ends_when_the_newton_step_that_is_left_is_short():
 def test_it_ends_in_a_valley_when_hardly_anything_is_left_to_be_gained():
     """With M = 4 points a step of 1e-3 R that gains 4e-11 R^2 has a curvature of 1.6e-4, one of 1e-4 R of 1.6e-2."""
     enough = SETTLED * 1e-10
-    for length, gain, ends in (
-        (1e-3, 0.9 * enough, True),
-        (1e-3, 1.1 * enough, False),
-        (1e-4, 0.9 * enough, False),  # a direction that is not flat: X* is found to the tolerance
-        (0.9e-5, 0.9 * enough, False),  # short enough to be judged as ever
+    for length, gain, flattest, ends in (
+        (1e-3, 0.9 * enough, SINGULAR, True),
+        (1e-3, 0.9 * enough, 1.1 * SINGULAR, False),  # an isolated minimiser is found to the tolerance
+        (1e-3, 1.1 * enough, SINGULAR, False),
+        (1e-4, 0.9 * enough, SINGULAR, False),  # and so is every point along directions that are not flat
+        (0.9e-5, 0.9 * enough, SINGULAR, False),  # short enough to be judged as ever
     ):
         flow = jumping()
-        assert flow.then(length=length, gain=gain) == (FINISHED if ends else TRY)
+        assert flow.then(length=length, gain=gain, flattest=flattest) == (FINISHED if ends else TRY)
         if ends:
             assert (flow.clock.status, flow.clock.residual, flow.clock.singular) == (OK, length, True)
             assert not flow.clock.arrived
         flow = jumping()
         flow.then()
         flow.then(reached=1e-4)
-        assert (flow.then(length=length, gain=gain, flattest=1.0) == FINISHED) == (ends or length < 1e-5)
+        assert (flow.then(length=length, gain=gain, flattest=flattest) == FINISHED) == (ends or length < 1e-5)
         if ends:
             assert (flow.clock.status, flow.clock.residual, flow.clock.singular) == (OK, length, True)
     flow = capped()

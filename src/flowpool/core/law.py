@@ -291,12 +291,10 @@ def _newton(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
 
 
 def _is_settled(clock: Any, num_points: int, tolerance: float) -> bool:
-    """The Newton step is longer than the tolerance, but hardly anything is left to be gained by it.
-
-    A step of that length along a direction that curves as usual would gain more: the minimiser is nearly a valley.
-    """
+    """The minimiser is not isolated, and the Newton step, though longer than the tolerance, leads along its valley for nothing."""
     shallow = num_points * clock.gain <= SHALLOW * clock.length * clock.length
-    return clock.length > tolerance and shallow and clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
+    valley = clock.flattest <= SINGULAR and shallow
+    return valley and clock.length > tolerance and clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
 
 
 def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_steps: int) -> int:

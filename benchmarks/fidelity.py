@@ -22,7 +22,7 @@ from flowpool.core import flow
 from flowpool.core.divergence import Energy
 from flowpool.core.measures import make_clouds
 from flowpool.costs import Geometry, SquaredEuclidean
-from flowpool.engines.torch_engine import Problem, buckets
+from flowpool.engines.torch_engine import Framed, buckets
 from flowpool.lab.speed.cases import graph_case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -74,7 +74,7 @@ def main() -> None:
     start = reference.expand(options.count, num_points, dim)
     print(f"{options.dataset}, {options.count} graphs, d={dim}, M={num_points}, reference N(0, 1)")
     for level in map(float, options.epsilons.split(",")):
-        problem = Problem(framed, start, uniform, torch.full_like(radius, level), Geometry(SquaredEuclidean()), True)
+        problem = Framed(framed, start, uniform, torch.full_like(radius, level), Geometry(SquaredEuclidean()), True)
         fine, rested = torch.zeros_like(start), torch.zeros_like(radius, dtype=torch.bool)
         for bucket in buckets(problem):
             fine[bucket.graphs], rested[bucket.graphs] = reference_flow(

@@ -96,6 +96,14 @@ def test_train_with_jax_learns() -> None:
     assert numbers(r"apart: (\d+) of 32", printed)[0] >= 28
 
 
+def test_the_papers_scheme_in_jax_comes_to_the_same_points() -> None:
+    pytest.importorskip("ott", reason="OTT is not installed")
+    printed = run("jax_beside_ott.py")
+    few, some, many = numbers(r"points differ by ([\de.+-]+)", printed)
+    assert few > some > many and many < 1e-3
+    assert numbers(r"80 steps: differs by ([\de.+-]+)", printed)[0] < 0.05
+
+
 def test_train_with_lightning_learns_on_two_processes() -> None:
     pytest.importorskip("lightning", reason="Lightning is not installed")
     printed = run("train_with_lightning.py")

@@ -38,7 +38,9 @@ class Pooled:
 
     Attributes:
         points: X*, ``(B, M, D)``; zeros for an empty graph, NaN for one with non-finite features.
-        residual: length of the Newton step left at X*, relative to the graph's scale R, ``(B,)``.
+        residual: length of the Newton step left at X*, relative to the graph's scale R, ``(B,)``. Of graphs that have
+            converged only a SINGULAR one may have more than the tolerance: in a valley where it would lower the divergence
+            by at most ``0.1 tolerance^2 R^2``.
         steps: ``(B,)``.
         status: :class:`Status` codes, ``(B,)`` int8.
         backward: filled by the backward pass.

@@ -8,8 +8,9 @@ from enum import IntEnum
 class Status(IntEnum):
     """Outcome of pooling one graph.
 
-    ``OK`` and ``SINGULAR`` are stationary to the tolerance asked for; ``EMPTY`` has nothing to pool. The others
-    say that the row cannot be trusted as the minimiser.
+    ``OK`` is stationary to the tolerance asked for, and ``SINGULAR`` is, too, but for valleys in which nothing is left to be
+    gained: its residual is then above the tolerance. ``EMPTY`` has nothing to pool. The others say that the row cannot be
+    trusted as the minimiser.
     """
 
     OK = 0

@@ -14,7 +14,7 @@ from flowpool.lab import evaluate as lab_evaluate
 from flowpool.lab import speed
 from flowpool.lab.evaluate import load_graphs
 from flowpool.lab.results import Task
-from flowpool.lab.speed.bench import Measurement
+from flowpool.lab.speed import Measurement, TrainedRow
 
 SHORT = ["evaluate", "MUTAG", "--max-epochs", "1", "--jobs", "1"]
 
@@ -149,6 +149,7 @@ def test_folders_are_named_by_configuration() -> None:
         (["pool", "MUTAG", "out.npz", "--points", "0"], "0 points"),
         (["data", "--data", "nowhere"], "does not exist"),
         (["bench", "--data", "nowhere"], "does not exist"),
+        (["bench", "--trained", "MUTAG,SHAPES"], "No trained rows for SHAPES; there are MUTAG, ENZYMES"),
         (["bench", "--ott-steps", "-5"], "-5 steps of the paper's scheme; pass at least 1"),
         (["pool", "MUTAG", "out.npz", "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
         ([*SHORT, "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
@@ -249,3 +250,16 @@ def test_bench_keeps_what_it_measured_before_it_was_stopped(monkeypatch: pytest.
     assert result.exit_code != 0
     assert "4.25" in result.output
     assert "flow, compiled" in Path("b/bench.csv").read_text()
+
+
+def test_bench_of_trained_features_is_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(names: list[str], _: object) -> Iterator[TrainedRow]:
+        for name in names:
+            yield TrainedRow(name, "FlowPool", 1, 9.25, 11.5, 1.75, 1.5, 0.5, 1.0, 0.25, 0.01, 0.02)
+
+    monkeypatch.setattr(speed, "run_trained", measured)
+    result = run("bench", "--trained", "MUTAG,DD", "--out", "b")
+    assert result.exit_code == 0, result.output
+    assert [line.split(",")[0] for line in Path("b/trained.csv").read_text().splitlines()] == ["case", "MUTAG", "DD"]
+    assert "9.25" in result.output and "25.0%" in result.output
+    assert not Path("b/bench.csv").exists()

@@ -19,8 +19,10 @@ from flowpool.core.constants import (
     MOST_EXPLICIT,
     MOST_STEP,
     NEAR,
+    SETTLED,
     SHORTEST,
     SINGULAR,
+    SLIGHT,
     SLOW,
 )
 from flowpool.core.law import (
@@ -54,7 +56,7 @@ class Flow:
         self.given = num_points, equal, tolerance, max_steps
         self.clock = SimpleNamespace(**dict.fromkeys(CLOCK.names, 0))
         self.request = begin(self.clock, step_size)
-        self.measured(size=1.0, error=0.0, extent=1.0, swerve=0.0, speed=1.0)
+        self.measured(size=1.0, error=0.0, extent=1.0, swerve=0.0, speed=1.0, gain=1.0)
 
     def measured(self, **values):
         vars(self.clock).update(values)
@@ -230,8 +232,8 @@ def test_what_is_known_before_a_newton_step_bounds_its_length_from_below(seed):
 
 def test_a_newton_step_is_accepted_if_the_gradient_falls():
     for length, reached, accepted in (
-        (1e-2, 0.29, True),
-        (1e-2, 0.31, False),
+        (1e-2, 0.34, True),
+        (1e-2, 0.36, False),
         (0.9e-3, 0.89, True),
         (0.9e-3, 0.91, False),
         (0.9e-5, 5.0, True),  # shorter than the tolerance: whatever the rounding of the gradient says
@@ -241,6 +243,9 @@ def test_a_newton_step_is_accepted_if_the_gradient_falls():
         flow = jumping()
         assert flow.then(length=length) == TRY
         assert flow.then(reached=reached) == (REST if accepted else STAGE)
+    flow = jumping()
+    assert flow.then(length=1e-2, gain=0.9 * SLIGHT) == TRY
+    assert flow.then(reached=0.89) == REST  # nothing is at stake
     flow = jumping()
     assert flow.then(length=1.01 * NEAR * 2) == STAGE  # too far to be sure of the basin
 
@@ -259,6 +264,33 @@ def test_it_ends_when_the_newton_step_that_is_left_is_short():
     flow.then(reached=1e-4)
     assert flow.then(length=1e-4, flattest=1.0, error=0.0) == CURVE
     assert flow.then() == NEWTON and flow.clock.guessed  # jump after jump, from what the last one left
+
+
+def test_it_ends_in_a_valley_when_hardly_anything_is_left_to_be_gained():
+    """With M = 4 points a step of 1e-3 R that gains 4e-11 R^2 has a curvature of 1.6e-4, one of 1e-4 R of 1.6e-2."""
+    enough = SETTLED * 1e-10
+    for length, gain, flattest, ends in (
+        (1e-3, 0.9 * enough, SINGULAR, True),
+        (1e-3, 0.9 * enough, 1.1 * SINGULAR, False),  # an isolated minimiser is found to the tolerance
+        (1e-3, 1.1 * enough, SINGULAR, False),
+        (1e-4, 0.9 * enough, SINGULAR, False),  # and so is every point along directions that are not flat
+        (0.9e-5, 0.9 * enough, SINGULAR, False),  # short enough to be judged as ever
+    ):
+        flow = jumping()
+        assert flow.then(length=length, gain=gain, flattest=flattest) == (FINISHED if ends else TRY)
+        if ends:
+            assert (flow.clock.status, flow.clock.residual, flow.clock.singular) == (OK, length, True)
+            assert not flow.clock.arrived
+        flow = jumping()
+        flow.then()
+        flow.then(reached=1e-4)
+        assert (flow.then(length=length, gain=gain, flattest=flattest) == FINISHED) == (ends or length < 1e-5)
+        if ends:
+            assert (flow.clock.status, flow.clock.residual, flow.clock.singular) == (OK, length, True)
+    flow = capped()
+    flow.clock.singular = True
+    flow.then(definite=True, length=0.5, flattest=0.0)
+    assert flow.clock.status == MAX_STEPS and not flow.clock.singular  # it has not ended there
 
 
 def test_after_a_refused_jump_it_slides_again():

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from flowpool.lab.speed import bench
+from flowpool.lab.datasets import load_dataset
+from flowpool.lab.speed import bench, trained
 from flowpool.lab.speed.bench import Measurement, best_times, write_bench
 from flowpool.lab.speed.cases import Case, graph_case, large_case
 from flowpool.lab.speed.peers import BASE, flow_peer, layer_peers
+from flowpool.lab.speed.trained import FLOW, run_trained, trained_backbone
 
 SMALL = Case("small", torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(3).repeat(4), 3, 2)
 
 
 def test_the_shortest_of_several_runs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that goes forward when the work says so."""
+    """On a clock that goes forward when the work says so; the first call is no measurement."""
     now = 0.0
-    forward_times, backward_times = iter([0.05, 0.02, 0.08]), iter([0.7, 0.6, 0.5])
+    forward_times, backward_times = iter([0.01, 0.05, 0.02, 0.08]), iter([0.1, 0.7, 0.6, 0.5])
 
     def work(seconds: float) -> None:
         nonlocal now
@@ -70,3 +72,39 @@ def test_table_and_picture_are_written(tmp_path: Path) -> None:
     assert [row["method"] for row in found] == ["flow, compiled", BASE]
     assert float(found[0]["ratio"]) == pytest.approx(2.5)
     assert picture.stat().st_size > 1000
+
+
+def test_trained_rows_name_every_pool_and_say_how_the_flow_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained, "SETTINGS", (("MUTAG", 4, 3), ("NCI1", 4, 3)))
+    monkeypatch.setattr(trained, "EPOCHS", 1)
+    rows = {row.method: row for row in run_trained(["MUTAG"], threads=(1,), rounds=1)}
+    assert {FLOW, BASE, "SetTransformerAggregation", "EquilibriumAggregation", "SumAggregation"} == set(rows)
+    assert {row.case for row in rows.values()} == {"MUTAG d=4 M=3"}
+    assert rows[BASE].ratio == rows[BASE].median_ratio == 1.0
+    for name, row in rows.items():
+        assert 0 < row.median <= row.worst < 1e3 * row.epoch  # an epoch has six batches
+        assert (row.stationary, row.slow_steps) == ((1.0, row.slow_steps) if name == FLOW else (None, None))
+    assert rows[FLOW].slow_steps is not None
+
+
+def test_features_are_of_a_network_that_has_learned_and_the_same_each_time() -> None:
+    dataset = load_dataset("MUTAG", None, download=False)
+    first, again, untrained = (trained_backbone(dataset, 4, epochs) for epochs in (1, 1, 0))
+    part = trained.epoch_of(dataset)[0]
+    outputs = [network(part.x, part.edge_index) for network in (first, again, untrained)]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.allclose(outputs[0], outputs[2])
+
+
+def test_pools_take_turns_and_the_best_turn_after_the_first_counts() -> None:
+    now, calls = 0.0, []
+    lasting = {"a": iter([0.1, 5.0, 3.0]), "b": iter([9.0, 2.0, 4.0])}
+
+    def work(name: str) -> None:
+        nonlocal now
+        calls.append(name)
+        now += next(lasting[name])
+
+    pools = {name: (lambda name=name: work(name)) for name in lasting}
+    assert trained._in_turns(pools, lambda: now, 2) == pytest.approx({"a": 3.0, "b": 2.0})
+    assert calls == ["a", "b"] * 3

@@ -21,7 +21,7 @@ from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, TIGHTEST
 from flowpool.core.divergence import Energy, Evaluation, Scales
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
-from flowpool.core.records import blank, put, take
+from flowpool.core.records import blank, mix, put, take
 from flowpool.core.systems import System, shifted_model
 from flowpool.core.updates import UpdateStep
 
@@ -85,10 +85,11 @@ def follow(
     requests = {cloud: law.begin(clock, step_size or 0.0) for cloud, clock in enumerate(clocks)}
     equal = (energy.point_masses == energy.point_masses[:, :1]).all(-1).tolist()
     while requests:
-        way.perform(requests, clocks)
-        for cloud in list(requests):
+        now = _most_wanted(requests)
+        way.perform(now, clocks)
+        for cloud in now:
             requests[cloud] = law.advance(clocks[cloud], start.shape[1], equal[cloud], tolerance, max_steps)
-        way.arrive([cloud for cloud in requests if clocks[cloud].arrived])
+        way.arrive([cloud for cloud in now if clocks[cloud].arrived])
         requests = {cloud: request for cloud, request in requests.items() if request != FINISHED}
     here = way.here
     residual = start.new_tensor([clock.residual for clock in clocks])
@@ -97,12 +98,25 @@ def follow(
     return Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, singular)
 
 
+def _most_wanted(requests: dict[int, int]) -> dict[int, int]:
+    """The requests that can be done together and that most clouds wait for.
+
+    The others wait until they are more: what is done costs as much for many clouds as for one, and none feels the others.
+    """
+    kinds: dict[int, dict[int, int]] = {}
+    for cloud, request in requests.items():
+        kinds.setdefault(TRY if request in _EVALUATE else request, {})[cloud] = request
+    return max(kinds.values(), key=len)
+
+
 class _Way:
     """The vectors of a batch of clouds on their way; ``here`` and ``there`` are X and X' of the law."""
 
     def __init__(self, energy: Energy, start: Tensor, keep_pairs: bool) -> None:
         self.energy, self.keep_pairs = energy, keep_pairs
         self.unit: Scales = energy.scales
+        # What makes 2 / M of the typical curvature of each cloud, (B,): one for the squared Euclidean cost.
+        self.per_curvature = 2 / self.unit.stiffness.sum(-1)
         self.here: Evaluation = energy.evaluate(start)
         self.there = self.here
         self.vectors = {name: torch.zeros_like(start) for name in (*_VECTORS, "before")}
@@ -134,8 +148,9 @@ class _Way:
     def arrive(self, clouds: list[int]) -> None:
         """Makes X' the new X."""
         if clouds:
-            index = self._index(clouds)
-            self.here = put(self.here, index, take(self.there, index))
+            arriving = set(clouds)
+            chosen = [cloud in arriving for cloud in range(len(self.here.points))]
+            self.here = mix(torch.tensor(chosen, device=self.here.points.device), self.there, self.here)
             self._note(clouds)
 
     def _note(self, clouds: list[int]) -> None:
@@ -165,11 +180,12 @@ class _Way:
             chosen = index[torch.tensor(racing, device=index.device)]
             for name in ("velocity", "before"):
                 self._set(name, chosen, now[torch.tensor(racing, device=index.device)])
-        factors = here.points.new_tensor([_FACTORS[requests[cloud]](clocks[cloud]) for cloud in order])
+        rows = [_FACTORS[requests[cloud]](clocks[cloud]) for cloud in order]
+        factors = here.points.new_tensor(rows)
         landing = [cloud for cloud in clouds if requests[cloud] == LAND]
         target = here.points
         for column, name in enumerate(_VECTORS):
-            if any(row for row in factors[:, column].tolist()):
+            if any(row[column] for row in rows):
                 target = target + factors[:, column, None, None] * self.vectors[name][index]
         if landing:
             places = self._index(landing)
@@ -183,12 +199,12 @@ class _Way:
         """After an evaluation that moves X for certain. That of X^(0) was made at once for all."""
         self.arrive(clouds)
         index = self._index(clouds)
-        here, radius, stiffness = take(self.here, index), self.unit.radius[index], self.unit.stiffness[index]
-        least = 0.01 * here.points.shape[1] * radius.square()
-        extent = (here.points - self.unit.centre[index]).square().sum((-1, -2)).clamp_min(least).sqrt() / radius
-        measured = {"size": self._size(here.gradient, index), "extent": extent, "error": here.error}
+        points, gradient, radius = self.here.points[index], self.here.gradient[index], self.unit.radius[index]
+        least = 0.01 * points.shape[1] * radius.square()
+        extent = (points - self.unit.centre[index]).square().sum((-1, -2)).clamp_min(least).sqrt() / radius
+        measured = {"size": self._size(gradient, index), "extent": extent, "error": self.here.error[index]}
         if request != TIGHTEN:
-            now = -here.gradient / stiffness.unsqueeze(-1)
+            now = -gradient / self.unit.stiffness[index].unsqueeze(-1)
             swerve = now - self.vectors["before"][index]
             self._set("swerve", index, swerve)
             measured |= {"speed": _norm(now) / radius, "swerve": _norm(swerve) / radius}
@@ -207,6 +223,8 @@ class _Way:
         )
 
     def _curve(self, clouds: list[int]) -> None:
+        if self.curvature is None:
+            _, self._part = self.energy.leading, None  # found once for all clouds, and then known of every part
         index, energy = self._select(clouds)
         found = curvature(energy, take(self.here, index))
         whole = blank(found, len(self.here.points)) if self.curvature is None else self.curvature
@@ -267,17 +285,12 @@ class _Way:
             for cloud in clouds:
                 clocks[cloud].definite = clocks[cloud].flattest > -FLAT
 
-    def _per_curvature(self, index: Tensor) -> Tensor:
-        """What makes 2 / M of the typical curvature of each cloud, ``(B,)``: one for the squared Euclidean cost."""
-        stiffness = self.unit.stiffness[index]
-        return 2 / stiffness.sum(-1)
-
     def _slope(self, direction: Tensor, gradient: Tensor, index: Tensor) -> Tensor:
         inner = (direction * gradient).sum((-1, -2))
-        return inner * self._per_curvature(index) / self.unit.radius[index].square()
+        return inner * self.per_curvature[index] / self.unit.radius[index].square()
 
     def _size(self, gradient: Tensor, index: Tensor) -> Tensor:
-        return _norm(gradient) * self._per_curvature(index) / self.unit.radius[index]
+        return _norm(gradient) * self.per_curvature[index] / self.unit.radius[index]
 
     def _set(self, name: str, index: Tensor, values: Tensor) -> None:
         self.vectors[name] = self.vectors[name].index_copy(0, index, values)

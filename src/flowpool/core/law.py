@@ -45,6 +45,7 @@ from flowpool.core.constants import (
     SHALLOW,
     SHORTEST,
     SINGULAR,
+    SLIGHT,
     SLOW,
     TIGHT,
     TIGHTEST,
@@ -221,16 +222,16 @@ def _can_race(clock: Any) -> bool:
 
 def _tighten(clock: Any) -> int:
     """At new points: the transports as exact as the Hessian needs them, then the Hessian."""
-    clock.inner = _newton_inner(clock)
+    clock.inner = _newton_inner(clock.size)
     if clock.error <= clock.inner:
         return _curve(clock)
     clock.phase = _TIGHTENED
     return TIGHTEN
 
 
-def _newton_inner(clock: Any) -> float:
-    """Marginal error that a Newton step can afford: quadratic in the gradient."""
-    return _within(0.01 * clock.size * clock.size, TIGHTEST, LOOSEST)
+def _newton_inner(size: float) -> float:
+    """Marginal error that a Newton step can afford where the gradient has some size: quadratic in it."""
+    return _within(0.01 * size * size, TIGHTEST, LOOSEST)
 
 
 def _curve(clock: Any) -> int:
@@ -290,12 +291,10 @@ def _newton(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
 
 
 def _is_settled(clock: Any, num_points: int, tolerance: float) -> bool:
-    """The Newton step is longer than the tolerance, but hardly anything is left to be gained by it.
-
-    A step of that length along a direction that curves as usual would gain more: the minimiser is nearly a valley.
-    """
+    """The minimiser is not isolated, and the Newton step, though longer than the tolerance, leads along its valley for nothing."""
     shallow = num_points * clock.gain <= SHALLOW * clock.length * clock.length
-    return clock.length > tolerance and shallow and clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
+    valley = clock.flattest <= SINGULAR and shallow
+    return valley and clock.length > tolerance and clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
 
 
 def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_steps: int) -> int:
@@ -308,7 +307,7 @@ def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_st
     clock.close = clock.length <= tolerance
     last = _is_last(clock, max_steps)
     if clock.close or (not last and clock.step >= SLOW and clock.length < near):
-        clock.inner = _newton_inner(clock)
+        clock.inner = _newton_inner(0.1 * clock.size)  # what the next one will want
         clock.phase = _TRIED
         return TRY
     if last:
@@ -318,7 +317,8 @@ def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_st
 
 def _tried(clock: Any, max_steps: int) -> int:
     """After a Newton step: accepted if the gradient falls as it should; one that is shorter than the tolerance always is."""
-    progress = TINY_PROGRESS if clock.length < TINY else PROGRESS
+    harmless = clock.length < TINY or clock.gain < SLIGHT
+    progress = TINY_PROGRESS if harmless else PROGRESS
     if clock.reached < progress * clock.size or (clock.close and clock.reached < math.inf):
         clock.phase = _RESTED
         return REST
@@ -364,6 +364,7 @@ def _staged(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
     if error > 1.0 and clock.step <= 1.0:
         return _shorten(clock, _step_factor(error), near, tolerance, max_steps)
     clock.length = error
+    clock.inner = _newton_inner(clock.size)
     clock.phase = _LANDED
     return LAND
 

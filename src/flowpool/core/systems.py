@@ -76,7 +76,7 @@ def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(matrix.shape[-1] // shift.shape[-1], -1))
     factor, failed = torch.linalg.cholesky_ex(matrix)
     pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    return factor, (failed == 0) & pivots.isfinite(), pivots
+    return factor, (failed == 0) & (pivots < torch.inf), pivots  # a square: not finite is infinite or NaN
 
 
 class Solved(NamedTuple):

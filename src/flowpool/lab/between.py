@@ -211,8 +211,9 @@ def between_plot(rows: Sequence[Between]) -> Figure:
                 axes.set_xticks(sorted({row.num_points for row in own if row.num_points}))
                 axes.xaxis.set_major_formatter("{x:.0f}")
                 axes.set_xlabel("points M")
-                axes.set_title(f"{name}: {title}" if column == "correlation" else title)
-            line[-1].legend()
+                axes.set_title(title)
+            line[0].set_ylabel(name)
+            line[0].legend()
     return figure
 
 

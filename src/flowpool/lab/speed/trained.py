@@ -87,7 +87,7 @@ def run_trained(
         except DatasetNotFoundError:
             continue
         with _threads(1):
-            backbone = trained_backbone(dataset, width)
+            backbone = trained_backbone(dataset, width, EPOCHS)
         for number in threads:
             with _threads(number):
                 yield from _rows(dataset, backbone, width, num_points, number, rounds)
@@ -119,7 +119,7 @@ def epoch_of(dataset: GraphDataset, seed: int = 0) -> list[GraphBatch]:
     return list(batches(dataset, mini_batches(len(dataset), BATCH_SIZE, torch.Generator().manual_seed(seed))))
 
 
-def trained_backbone(dataset: GraphDataset, width: int, epochs: int = EPOCHS) -> GIN:
+def trained_backbone(dataset: GraphDataset, width: int, epochs: int) -> GIN:
     """A GIN after some epochs with sum pooling, the same on every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

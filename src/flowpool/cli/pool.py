@@ -84,7 +84,8 @@ def pool(
         note(f"Stopped. Finished parts are in {store.folder}; the same command goes on from there.")
         raise typer.Exit(130) from None
     except (OSError, ValueError) as error:
-        fail(f"{error} Finished parts are in {store.folder}; the same command goes on from there.", 1)
+        reason = str(error).rstrip(".")  # the system's own have none
+        fail(f"{reason}. Finished parts are in {store.folder}; the same command goes on from there.", 1)
     typer.echo(f"{output}: {rows.num_rows} graphs, {points} points with {job.reference.shape[1]} features each.")
     for name, advice in STATUSES.items():
         if counts[name] and not (name in Status.__members__ and Status[name].converged):

@@ -221,7 +221,7 @@ def test_no_rows_give_a_table_without_rows() -> None:
 
 def test_options_reach_the_solver() -> None:
     graph, shares = graphs(1)[0], [0.25, 0.75]
-    options: dict[str, Any] = {"epsilon": 0.3, "relative": False, "debias": False, "cost": "euclidean", "max_steps": 7}
+    options: dict[str, Any] = {"epsilon": 0.3, "relative": False, "debias": False, "cost": "cosine", "max_steps": 7}
     found = pool_arrow(column([graph]), reference=REFERENCE, point_masses=shares, engine="torch", **options)
     expected = alone(graph, point_masses=torch.tensor(shares), engine="torch", **options)
     assert np.array_equal(points_of(found)[0], expected)

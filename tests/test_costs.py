@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import random_pair
@@ -43,29 +45,42 @@ def test_gradient_at_zero_distance_is_finite_and_right(cost):
     y = torch.cat([x[:, :2], PAIR.nodes[:1]], 1)
     plan = torch.ones(1, x.shape[1], y.shape[1], dtype=torch.float64)
     form = geometry(cost)
-    gradient = form.pull_back(plan, x, y)
+    gradient = form.opened(x, y)[1](plan)
     assert gradient.isfinite().all()
     # Coinciding points pull in no direction: leaving them out changes nothing where the cost is smooth or has a kink.
     separate = plan.clone()
     separate[:, 0, 0] = separate[:, 1, 1] = 0
-    assert torch.allclose(gradient, form.pull_back(separate, x, y), atol=1e-12)
+    assert torch.allclose(gradient, form.opened(x, y)[1](separate), atol=1e-12)
 
 
 @pytest.mark.parametrize("cost", ALL, ids=str)
-def test_pull_back_is_the_gradient_and_is_differentiable(cost):
+def test_an_opened_cost_gives_the_gradient_and_is_differentiable(cost):
     x, y = PAIR.points[:1, :2].clone().requires_grad_(), PAIR.nodes[:1, :3].clone().requires_grad_()
     plan = torch.rand(1, 2, 3, dtype=torch.float64).requires_grad_()
     form = geometry(cost)
     (expected,) = torch.autograd.grad((plan * form.matrix(x, y)).sum(), x)
-    assert torch.allclose(form.pull_back(plan, x, y), expected)
-    assert gradcheck(lambda p, a, b: form.pull_back(p, a, b), (plan, x, y))
+    assert torch.allclose(form.opened(x, y)[1](plan), expected)
+    assert gradcheck(lambda p, a, b: form.opened(a, b)[1](p), (plan, x, y))
 
 
-def test_pull_back_of_a_cloud_against_itself_moves_the_first_argument_only():
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_cloud_opened_with_itself_gives_half_of_the_gradient_and_is_differentiable(constant):
     x = PAIR.points[:1].clone().requires_grad_()
     plan = torch.rand(1, 4, 4, dtype=torch.float64)
-    form, other = geometry(Custom(lambda a, b: (a - b).pow(4).sum(-1))), x.detach().clone()
-    assert torch.allclose(form.pull_back(plan, x, x), form.pull_back(plan, x, other))
+    plan = plan + plan.transpose(-1, -2)
+    form = replace(geometry(Custom(lambda a, b: (a - b).pow(4).sum(-1) + 3)), constant=constant)
+    (expected,) = torch.autograd.grad((plan * form.matrix(x, x)).sum() / 2, x)
+    cost, pulled = form.opened(x)
+    assert torch.allclose(cost, form.matrix(x, x)) and torch.allclose(pulled(plan), expected)
+    assert gradcheck(lambda p, a: form.opened(a)[1](p + p.transpose(-1, -2)), (plan.requires_grad_(), x))
+
+
+def test_a_constant_diagonal_is_never_differentiated():
+    x = PAIR.points[:1].clone().requires_grad_()
+    plan = torch.ones(1, 4, 4, dtype=torch.float64)
+    form = geometry(Custom(lambda a, b: (a - b).norm(dim=-1) ** 3))
+    curved = [torch.autograd.grad(f.opened(x)[1](plan).sum(), x)[0] for f in (form, replace(form, constant=True))]
+    assert not curved[0].isfinite().all() and curved[1].isfinite().all()
 
 
 def test_a_float32_module_is_evaluated_in_float64_with_gradients_to_it():

@@ -61,6 +61,13 @@ def test_learned_cost_forgets_the_noise() -> None:
     assert weights[-1] < 0.2
 
 
+def test_the_paper_line_by_line_agrees_with_itself() -> None:
+    printed = run("paper_line_by_line.py")
+    exact, small, large = numbers(r"implicit, lambda .* ([\de.+-]+)", printed)
+    assert exact < 1e-3 and exact < small < large
+    assert numbers(r"unit circle: ([\d.]+)", printed)[0] < 0.2
+
+
 def test_read_the_report_names_the_graphs() -> None:
     printed = run("read_the_report.py")
     assert "usual:    20 graphs: " in printed
@@ -87,6 +94,14 @@ def test_train_with_jax_learns() -> None:
     losses = numbers(r"loss ([\d.]+)", printed)
     assert losses[-1] < losses[0] / 2
     assert numbers(r"apart: (\d+) of 32", printed)[0] >= 28
+
+
+def test_the_papers_scheme_in_jax_comes_to_the_same_points() -> None:
+    pytest.importorskip("ott", reason="OTT is not installed")
+    printed = run("jax_beside_ott.py")
+    few, some, many = numbers(r"points differ by ([\de.+-]+)", printed)
+    assert few > some > many and many < 1e-3
+    assert numbers(r"80 steps: differs by ([\de.+-]+)", printed)[0] < 0.05
 
 
 def test_train_with_lightning_learns_on_two_processes() -> None:

@@ -74,12 +74,14 @@ def test_inner_parts_know_no_outer_ones(part: str) -> None:
             assert not beyond, f"{module} imports {beyond}"
 
 
-def test_the_step_knows_of_kernels_only_how_to_compile_and_of_engines_only_the_choice() -> None:
+def test_the_step_knows_of_kernels_only_how_to_compile_and_of_engines_only_the_choice_and_the_devices() -> None:
     for module, tree in SOURCES.items():
         if folder(module) == "step":
             for name in imports(tree):
                 if folder(name) in ("kernels", "engines"):
-                    assert name.startswith("kernels.machine") or name == "engines.choice", f"{module} imports {name}"
+                    assert name.startswith("kernels.machine") or name in ("engines.choice", "engines.devices"), (
+                        f"{module} imports {name}"
+                    )
 
 
 def importers(part: str) -> set[str]:

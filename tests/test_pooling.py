@@ -4,7 +4,7 @@ from helpers import central_difference, mutag_clouds
 from torch.autograd import gradcheck
 
 from flowpool import Status, costs, flow_pool
-from flowpool.core.divergence import sinkhorn_divergence
+from flowpool.core.divergence import make_energy, sinkhorn_divergence
 from flowpool.core.hessian import dense_hessian
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -77,6 +77,44 @@ def test_parameters_of_a_cost_get_exact_gradients(rank):
         direction = torch.randn(value.shape, generator=GENERATOR, dtype=torch.float64)
         slope = central_difference(lambda w: loss(w).detach(), value, direction)
         assert float((found * direction).sum()) == pytest.approx(float(slope), rel=1e-6)
+
+
+def paper_gradients(points, nodes, epsilon, cost, cotangent, ridge):
+    """v^T J in nodes and parameters for (A + lambda I) J = B, with every matrix of section 8.2 formed."""
+    energy = make_energy(points, nodes, epsilon, cost=cost)
+    here = energy.evaluate(points, None, 1e-13)
+    hessian, leaf = dense_hessian(energy, here)[0], nodes.clone().requires_grad_()
+    normal = hessian @ hessian + ridge * torch.eye(len(hessian), dtype=torch.float64)
+    way = torch.linalg.solve(normal, hessian @ cotangent.flatten()).view_as(points)
+    mixed = make_energy(points, leaf, epsilon, cost=cost).gradient(points, here)
+    return torch.autograd.grad(mixed, [leaf, *cost.parameters()], -way)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-2, 1.0, 1e6])
+@pytest.mark.parametrize(
+    ("cost", "engine", "epsilon"),
+    [
+        (costs.SquaredEuclidean(), "torch", 3.0),
+        (costs.SquaredEuclidean(), "compiled", 3.0),
+        (costs.Euclidean(3.0), "torch", 30.0),
+        (costs.Cosine(), "torch", 0.02),  # blind to lengths, so that its Hessian is singular
+        (costs.Mahalanobis(2).double(), "auto", 2.0),
+    ],
+    ids=str,
+)
+def test_an_absolute_ridge_is_lambda_of_the_paper(cost, engine, epsilon, ridge):
+    generator = torch.Generator().manual_seed(3)
+    nodes = 3 * torch.randn(7, 2, generator=generator, dtype=torch.float64) + 5
+    cotangent = torch.randn(1, 3, 2, generator=generator, dtype=torch.float64)
+    for parameter in cost.parameters():
+        torch.nn.init.normal_(parameter, 0.3, 0.5, generator=generator)
+    leaf = nodes.clone().requires_grad_()
+    options = {"relative": False, "epsilon": epsilon, "cost": cost, "engine": engine, "tolerance": 1e-11}
+    points = flow_pool(leaf, reference=REFERENCE, ridge=ridge, **options).points
+    found = torch.autograd.grad(points, [leaf, *cost.parameters()], cotangent)
+    expected = paper_gradients(points.detach(), nodes[None], epsilon, cost, cotangent, ridge)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other.view_as(one), rtol=0, atol=1e-6 * float(other.norm()))
 
 
 def test_implicit_unrolled_and_finite_differences_agree():

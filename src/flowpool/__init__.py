@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flowpool import costs, masses, references
     from flowpool.core.divergence import sinkhorn_divergence
+    from flowpool.core.sinkhorn import wasserstein
     from flowpool.nn.coarsen import Coarsened, FlowCoarsen
     from flowpool.nn.pool import FlowPool, register_with_pyg
     from flowpool.nn.readout import FlowReadout
+    from flowpool.paper import algorithm_1
     from flowpool.pooling import flow_pool
     from flowpool.results import Pooled
     from flowpool.status import Status
@@ -32,6 +34,7 @@ _PLACES = {
     "Pooled": "results",
     "Received": "step.pool",
     "Status": "status",
+    "algorithm_1": "paper",
     "costs": "costs",
     "flow_pool": "pooling",
     "masses": "masses",
@@ -39,6 +42,7 @@ _PLACES = {
     "register_with_pyg": "nn.pool",
     "sinkhorn_divergence": "core.divergence",
     "transport_pool": "step.pool",
+    "wasserstein": "core.sinkhorn",
 }
 
 __all__ = [
@@ -49,6 +53,7 @@ __all__ = [
     "Pooled",
     "Received",
     "Status",
+    "algorithm_1",
     "costs",
     "flow_pool",
     "masses",
@@ -56,6 +61,7 @@ __all__ = [
     "register_with_pyg",
     "sinkhorn_divergence",
     "transport_pool",
+    "wasserstein",
 ]
 
 

@@ -217,6 +217,7 @@ def _pool_rows(
         masses=None if weights is None else weights.rows(good, 1).squeeze(-1).to(values.dtype),
         point_masses=shares,
         gradient="none",
+        on_failure="ignore",  # every row has its status
         **options,
     )
     spoiled = torch.from_numpy(~good)

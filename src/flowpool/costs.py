@@ -8,8 +8,9 @@ of size 1e-12, then do no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +24,19 @@ class Cost(nn.Module):
 
     Attributes:
         degree: p when ``C(s x + t, s y + t) = s^p C(x, y)`` for every shift t and scale s > 0, else ``None``.
+        known: symmetric, without a kink, and a function of its arguments and parameters alone. Any other cost is
+            tried before it is used (:mod:`flowpool.trial`).
     """
 
     degree: float | None = None
+    known = False
 
 
 class SquaredEuclidean(Cost):
     r"""The cost of the paper's experiments, :math:`|x - y|^2`."""
 
     degree = 2.0
+    known = True
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return (x - y).square().sum(-1)
@@ -40,28 +45,68 @@ class SquaredEuclidean(Cost):
 class Euclidean(Cost):
     r"""Power of the Euclidean distance, :math:`D^p = |x - y|^p`, so that L_C is W_p^p.
 
-    The gradient at zero distance is zero, also for p < 2 where the distance has a kink. For p = 1 minimisers may sit on
-    such kinks, where no gradient vanishes; the status then says so.
+    For p = 1 it has a kink where x = y. Minimisers sit on kinks, where no gradient vanishes, so that no flow can be run with
+    it. A radius r rounds the kink off: :math:`(|x - y|^2 + r^2)^{p/2} - r^p` is quadratic for distances well below r
+    and :math:`D^p` up to a constant well above.
+
+    Args:
+        power: p.
+        radius: r, in the units of the features; about a tenth of their spread is a good start.
     """
 
-    def __init__(self, power: float = 1.0) -> None:
+    def __init__(self, power: float = 1.0, radius: float = 0.0) -> None:
         super().__init__()
         if not power > 0:
             raise ValueError(f"power is {power}; pass a value > 0.")
-        self.degree = self.power = float(power)
+        self.power, self.radius = float(power), _checked_radius(radius)
+        self.degree = None if self.radius else self.power
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         squared = (x - y).square().sum(-1)
+        if self.radius:
+            return (squared + self.radius**2).pow(self.power / 2) - math.pow(self.radius, self.power)
         apart = squared > 0
         # The inner where keeps the power away from zero, or its infinite slope would turn the gradient into NaN.
         return torch.where(apart, torch.where(apart, squared, 1.0).pow(self.power / 2), 0.0)
 
     def extra_repr(self) -> str:
-        return f"power={self.power:g}"
+        return f"power={self.power:g}, radius={self.radius:g}"
+
+
+class Manhattan(Cost):
+    r"""Sum of the absolute differences, :math:`\sum_d |x_d - y_d|`.
+
+    It has a kink wherever two features are equal, see :class:`Euclidean`. A radius r makes it
+    :math:`\sum_d \sqrt{(x_d - y_d)^2 + r^2} - r`.
+
+    Args:
+        radius: r, in the units of the features.
+    """
+
+    def __init__(self, radius: float = 0.0) -> None:
+        super().__init__()
+        self.radius = _checked_radius(radius)
+        self.degree = None if self.radius else 1.0
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.radius:
+            return ((x - y).square() + self.radius**2).sqrt().sum(-1) - self.radius * x.shape[-1]
+        return (x - y).abs().sum(-1)
+
+    def extra_repr(self) -> str:
+        return f"radius={self.radius:g}"
+
+
+def _checked_radius(radius: float) -> float:
+    if not 0 <= radius < math.inf:
+        raise ValueError(f"radius is {radius}; pass a value >= 0.")
+    return float(radius)
 
 
 class Cosine(Cost):
     r"""One minus the cosine of the angle, :math:`1 - \langle x, y\rangle / (|x| |y|)`; a zero vector is at cost one."""
+
+    known = True
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return 1.0 - (_unit(x) * _unit(y)).sum(-1)
@@ -89,6 +134,7 @@ class Mahalanobis(Cost):
     """
 
     degree = 2.0
+    known = True
 
     def __init__(self, in_channels: int, rank: int | None = None) -> None:
         super().__init__()
@@ -126,6 +172,8 @@ class Neural(Cost):
         out_channels: E of :math:`\phi`; ``None``: D. With less than D the cost is blind in some directions, in which
             nothing pulls the points. W_0 is then learned, from a random projection.
     """
+
+    known = True
 
     def __init__(self, in_channels: int, hidden: int, out_channels: int | None = None) -> None:
         super().__init__()
@@ -195,23 +243,39 @@ class Geometry:
 
     The parameters travel as arguments, so that a float32 module can be evaluated in float64 and differentiated
     without touching the module.
+
+    Attributes:
+        constant: C(x, x) is the same for every x, so that a point's cost to itself has no derivative. The cost is then
+            never differentiated there, where formulas such as ``(x - y).norm(dim=-1) ** 3`` have no second derivative.
     """
 
     cost: Cost
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    constant: bool = False
 
     @property
     def is_squared_euclidean(self) -> bool:
         return isinstance(self.cost, SquaredEuclidean)
 
+    def having(self, values: Iterable[Tensor]) -> Geometry:
+        """The same with other values of its tensors, in their order."""
+        return replace(self, tensors=dict(zip(self.tensors, values, strict=True)))
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> Geometry:
+        """The same in the precision of a solver, on its device."""
+        return self.having(
+            value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            for value in self.tensors.values()
+        )
+
     def detached(self) -> Geometry:
         """The same without autograd history."""
-        return Geometry(self.cost, {name: value.detach() for name, value in self.tensors.items()})
+        return self.having(value.detach() for value in self.tensors.values())
 
     @property
     def feature_weights(self) -> Tensor | None:
         """w, ``(D,)``, if the cost is ``|w (x - y)|^2``, the squared Euclidean one of weighted features; else None."""
-        if isinstance(self.cost, Mahalanobis) and self.cost.rank is None:
+        if is_weighing(self.cost) and not self.is_squared_euclidean:
             return self.tensors["weight"].exp()
         return None
 
@@ -227,21 +291,49 @@ class Geometry:
         result: Tensor = functional_call(self.cost, self.tensors, (x, y))
         return result
 
-    def pull_back(self, plan: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient of ``<plan, C(x, y)>`` in x alone, ``(B, M, D)``; differentiable in everything."""
+    def opened(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """All costs, ``(B, M, N)``, and the function that maps a plan to the gradient of ``<plan, C>`` in x, ``(B, M, D)``.
+
+        Both are differentiable in everything where grad mode is on. Without y the cloud meets itself, the plan is
+        symmetric, and the gradient is that of half of ``<plan, C(x, x)>``.
+        """
         if self.is_squared_euclidean:
-            return torch.baddbmm(plan.sum(-1, keepdim=True) * x, plan, y, beta=2, alpha=-2)
+            other = x if y is None else y
+            return self.matrix(x, other), lambda plan: torch.baddbmm(
+                plan.sum(-1, keepdim=True) * x, plan, other, beta=2, alpha=-2
+            )
+        again = torch.is_grad_enabled()
         with torch.enable_grad():
-            # A copy, so that for y = x only the first argument is differentiated.
-            first = x.clone() if x.requires_grad else x.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.matrix(first, y), first, plan, create_graph=True)
-        return gradient
+            moved = x.clone() if x.requires_grad else x.detach().requires_grad_()
+            cost = self._own(moved) if y is None else self.matrix(moved, y)
+
+        def pulled(plan: Tensor) -> Tensor:
+            weights = plan / 2 if y is None else plan
+            return torch.autograd.grad(cost, moved, weights, create_graph=again)[0]
+
+        return cost if again else cost.detach(), pulled
+
+    def _own(self, x: Tensor) -> Tensor:
+        """All costs between the points of a cloud, ``(B, M, M)``."""
+        if not self.constant:
+            return self.matrix(x, x)
+        diagonal = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
+        first = x[..., :1, :].detach()
+        beside = x.unsqueeze(-3) + diagonal.unsqueeze(-1).to(x.dtype)  # never the point itself, (B, M, M, D)
+        cost = self.pairwise(x.unsqueeze(-2), beside)
+        return torch.where(diagonal, self.pairwise(first, first).unsqueeze(-1), cost)
+
+
+def is_weighing(cost: Cost) -> bool:
+    """Whether the cost is ``|w (x - y)|^2``, with weights of the features or without: what kernels know."""
+    return isinstance(cost, SquaredEuclidean) or isinstance(cost, Mahalanobis) and cost.rank is None
+
+
+def geometry_of(cost: Cost) -> Geometry:
+    """The geometry of a cost with its parameters and buffers as they are now."""
+    return Geometry(cost, dict([*cost.named_parameters(), *cost.named_buffers()]))
 
 
 def bind(cost: Cost, dtype: torch.dtype, device: torch.device) -> Geometry:
-    """The geometry of a cost with its parameters and buffers as they are now, moved to the solver's precision."""
-    tensors = {
-        name: value.to(device=device, dtype=dtype) if value.is_floating_point() else value.to(device)
-        for name, value in [*cost.named_parameters(), *cost.named_buffers()]
-    }
-    return Geometry(cost, tensors)
+    """:func:`geometry_of` in the precision of a solver, on its device."""
+    return geometry_of(cost).to(dtype, device)

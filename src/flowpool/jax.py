@@ -72,7 +72,7 @@ def flow_pool(
     tolerance: float = 1e-5,
     max_steps: int = 1000,
     step_size: float | None = None,
-    ridge: float = 1e-18,
+    ridge: float | None = None,
     engine: Literal["auto", "compiled", "torch"] = "auto",
 ) -> Pooled:
     """The M points per graph whose Sinkhorn divergence to the node cloud is least; see :func:`flowpool.flow_pool`.
@@ -258,7 +258,9 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
     if call.kind == "transport":
         return list(flowpool.transport_pool(x, ids, reference=given["reference"], **options))
     weights = given.get("point_masses")
-    pooled = flowpool.flow_pool(x, ids, reference=given["reference"], point_masses=weights, **options)
+    pooled = flowpool.flow_pool(
+        x, ids, reference=given["reference"], point_masses=weights, on_failure="ignore", **options
+    )
     return [pooled.points, pooled.residual.to(x.dtype), pooled.steps.int(), pooled.status]
 
 

@@ -16,7 +16,8 @@ from functools import wraps
 from textwrap import indent
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
-from flowpool.core.constants import RIDGE
+from flowpool.core import updates
+from flowpool.core.updates import UpdateStep
 from flowpool.costs import CostFunction
 from flowpool.inputs import check_choice, check_flag, check_number, checked_count
 
@@ -44,7 +45,11 @@ class FlowOptions(TypedDict, total=False):
     max_steps: cap on the steps of all kinds.
     step_size: fixed step of Algorithm 1 for the explicit part of the flow; None chooses it by its error. A step of one
         jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
-    ridge: lambda of the Tikhonov term in the backward pass, relative to the square of the Hessian's scale.
+    update_step: runs Algorithm 1 to the letter instead, in the coordinates given: ``max_steps`` times
+        ``X <- update_step(X, gradient, step_size)``, where ``step_size`` is the tau of the paper. ``"gradient"``,
+        ``"momentum"``, ``"adam"``, or a function, see :mod:`flowpool.core.updates`.
+    ridge: lambda of the Tikhonov term in the backward pass, ``(A + lambda I) J = B`` in section 8.2 of the paper: relative to
+        the square of the Hessian's scale, or absolute where ``relative=False``. None: as good as none.
     engine: ``"torch"`` (any device, any cost), ``"compiled"`` (squared Euclidean or diagonal Mahalanobis cost),
         ``"auto"``. They give the same answers.
     on_failure: for graphs that were not pooled to the tolerance: ``"ignore"``, ``"warn"`` (once for each kind of status,
@@ -59,7 +64,8 @@ class FlowOptions(TypedDict, total=False):
     tolerance: float
     max_steps: int
     step_size: float | None
-    ridge: float
+    update_step: str | UpdateStep | None
+    ridge: float | None
     engine: Engine
     on_failure: OnFailure
 
@@ -73,7 +79,8 @@ class Options:
     tolerance: float = 1e-5
     max_steps: int = 1000
     step_size: float | None = None
-    ridge: float = RIDGE
+    update_step: str | UpdateStep | None = None
+    ridge: float | None = None
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:
@@ -86,13 +93,20 @@ class Options:
         checked_count("max_steps", self.max_steps)
         if self.step_size is not None:
             check_number("step_size", self.step_size)
-            if not 0 < self.step_size <= 1:
+            if self.update_step is not None and not 0 < self.step_size < math.inf:
+                raise ValueError(f"step_size is {self.step_size}; pass the tau of Algorithm 1, a value > 0.")
+            if self.update_step is None and not 0 < self.step_size <= 1:
                 raise ValueError(
                     f"step_size is {self.step_size}; pass a value in (0, 1], or None to let the error choose it."
                 )
-        check_number("ridge", self.ridge)
-        if not self.ridge >= 0 or not math.isfinite(self.ridge):
-            raise ValueError(f"ridge is {self.ridge}; pass a value >= 0.")
+        if self.update_step is not None:
+            updates.resolve(self.update_step)
+            if self.step_size is None:
+                raise ValueError("update_step needs a step_size, the tau of Algorithm 1.")
+        if self.ridge is not None:
+            check_number("ridge", self.ridge)
+            if not self.ridge >= 0 or not math.isfinite(self.ridge):
+                raise ValueError(f"ridge is {self.ridge}; pass a value >= 0.")
 
 
 @dataclass(frozen=True)

@@ -7,26 +7,30 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from flowpool import costs, references
-from flowpool.core.constants import RIDGE
+from flowpool import costs, references, trial
 from flowpool.core.flow import Flowed
 from flowpool.core.measures import check_features, graphs_of, require_like
-from flowpool.costs import Cost, CostFunction
+from flowpool.core.updates import UpdateStep
+from flowpool.costs import CostFunction, Geometry
 from flowpool.engines import choice, compiled, operators, torch_engine
+from flowpool.engines.devices import HOST, carried, precision_on
 from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
-from flowpool.inputs import checked_epsilon, checked_point_masses
+from flowpool.failures import act_on_failures
+from flowpool.inputs import check_choice, checked_epsilon, checked_point_masses
 from flowpool.kernels.errors import KernelError
-from flowpool.options import Options
+from flowpool.options import ON_FAILURE, Options
 from flowpool.results import Behind, Pooled
+from flowpool.status import Status
 
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
 
 Value = TypeVar("Value")
+_announced: set[Status] = set()  # of what this process has been warned
 _MOST_BYTES = 2**36  # for the result and for the plan of the points with themselves
 
 
@@ -47,8 +51,10 @@ def flow_pool(
     tolerance: float = 1e-5,
     max_steps: int = 1000,
     step_size: float | None = None,
-    ridge: float = RIDGE,
+    update_step: str | UpdateStep | None = None,
+    ridge: float | None = None,
     engine: Literal["auto", "compiled", "torch"] = "auto",
+    on_failure: Literal["ignore", "warn", "raise"] = "warn",
 ) -> Pooled:
     r"""The M points per graph whose Sinkhorn divergence to the node cloud is least.
 
@@ -77,15 +83,20 @@ def flow_pool(
         max_steps: cap on the steps of all kinds.
         step_size: fixed step of Algorithm 1 for the explicit part of the flow; ``None`` chooses it by its error. A
             step of one jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
-        ridge: lambda of the Tikhonov term in the backward pass, relative to the square of the Hessian's scale.
-        engine: ``"torch"`` (any device, any cost), ``"compiled"`` (CPU, squared Euclidean or diagonal Mahalanobis cost),
-            ``"auto"``.
+        update_step: runs Algorithm 1 to the letter instead, in the coordinates given: ``max_steps`` times
+            ``X <- update_step(X, gradient, step_size)``, where ``step_size`` is the tau of the paper. ``"gradient"``,
+            ``"momentum"``, ``"adam"``, or a function, see :mod:`flowpool.core.updates`.
+        ridge: lambda of the Tikhonov term in the backward pass, ``(A + lambda I) J = B`` in section 8.2 of the paper: relative
+            to the square of the Hessian's scale, or absolute where ``relative=False``. ``None``: as good as none.
+        engine: ``"torch"`` (any device, any cost), ``"compiled"`` (squared Euclidean or diagonal Mahalanobis cost, on the
+            CPU: tensors of another device go there and come back), ``"auto"``.
+        on_failure: for graphs that were not pooled to the tolerance: ``"ignore"``, ``"warn"`` (once for each kind of status,
+            in the life of the process), or ``"raise"`` an ArithmeticError.
 
     Returns:
-        :class:`Pooled`. Nothing is raised for numerical trouble in one graph: its status says so and the others are
-        not touched.
+        :class:`Pooled`. Trouble with one graph does not touch the others, and its status says what it is.
     """
-    options = Options(debias, gradient, tolerance, max_steps, step_size, ridge, engine)
+    options = Options(debias, gradient, tolerance, max_steps, step_size, update_step, ridge, engine)
     if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         # Costs without a closed form are differentiated inside the solver, which inference mode would forbid.
         with torch.inference_mode(False), torch.no_grad():
@@ -101,13 +112,13 @@ def flow_pool(
                 epsilon=_outside_inference(epsilon),
                 relative=relative,
                 **asdict(options),
+                on_failure=on_failure,
             )
+    check_choice("on_failure", on_failure, ON_FAILURE)
     check_features(nodes)
     references.check_shape(reference, nodes.shape[1])
     if reference.device != nodes.device:
         raise ValueError(f"reference is on {reference.device}, nodes are on {nodes.device}; move one of them.")
-    if not torch.compiler.is_compiling():
-        references.check_values(reference)
     if reference.requires_grad and torch.is_grad_enabled() and gradient == "implicit":
         raise ValueError(
             "reference requires a gradient, but X* hardly depends on it: the flow forgets where it began. Pass "
@@ -116,27 +127,53 @@ def flow_pool(
     ground = costs.resolve(cost)
     if isinstance(masses, Tensor):
         require_like(masses, nodes, "masses")
-    if debias:
-        _check_symmetry(ground, reference)
+    given = _Given(nodes, batch, ptr, reference, masses, point_masses, epsilon, costs.geometry_of(ground))
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
-        return _pool(nodes, batch, ptr, reference, masses, point_masses, dim_size, ground, epsilon, relative, options)
+        if nodes.device.type == HOST.type or not choice.use_kernels(options, ground, point_masses, relative):
+            pooled = _pool(given, dim_size, relative, options, BackwardReport(nodes.device))
+        else:
+            pooled = _pool_on_host(given, dim_size, relative, options)
+    if not torch.compiler.is_compiling():  # a traced graph has no side effects
+        status = pooled.host.status
+        act_on_failures(status, on_failure, _announced, "Shown once per kind; the result has every status.")
+    return pooled
 
 
-def _pool(
-    nodes: Tensor,
-    batch: Tensor | None,
-    ptr: Tensor | None,
-    reference: Tensor,
-    masses: Tensor | None,
-    point_masses: Tensor | None,
-    dim_size: int | None,
-    cost: Cost,
-    epsilon: float | Tensor,
-    relative: bool,
-    options: Options,
-) -> Pooled:
+class _Given(NamedTuple):
+    """What the caller gave, all that can be on a device."""
+
+    nodes: Tensor
+    batch: Tensor | None
+    ptr: Tensor | None
+    reference: Tensor
+    masses: Tensor | None
+    point_masses: Tensor | None
+    epsilon: float | Tensor
+    geometry: Geometry
+
+    def to_host(self) -> _Given:
+        """The same on the CPU, by one copy."""
+        *given, geometry = self
+        found = carried([*given, *geometry.tensors.values()], HOST)
+        return _Given._make([*found[: len(given)], geometry.having(found[len(given) :])])
+
+
+def _pool_on_host(given: _Given, dim_size: int | None, relative: bool, options: Options) -> Pooled:
+    """:func:`_pool` on the CPU, for tensors on another device."""
+    device = given.nodes.device
+    choice.say_where(device)
+    host = _pool(given.to_host(), dim_size, relative, options, BackwardReport(device))
+    residual = host.residual.to(precision_on(device))
+    points, residual, steps, status = carried([host.points, residual, host.steps, host.status], device)
+    return replace(host, points=points, residual=residual, steps=steps, status=status, _on_host=host)
+
+
+def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options, report: BackwardReport) -> Pooled:
     """The problem, the engine for it, and the record of what it found."""
-    precision = torch.float32 if nodes.device.type == "mps" else torch.float64
+    nodes, batch, ptr, reference, masses, point_masses, epsilon, geometry = given
+    if not torch.compiler.is_compiling():
+        references.check_values(reference)
+    precision = precision_on(nodes.device)
     wide = torch.promote_types(nodes.dtype, torch.float32)
     traced = torch.compiler.is_compiling() and not (batch is None and ptr is None)
     if traced and dim_size is not None:
@@ -145,6 +182,10 @@ def _pool(
         offsets, graph = graphs_of(nodes.detach(), batch, ptr, masses, dim_size)
     start = reference.to(precision).contiguous()
     _check_size(offsets.shape[0] - 1, *start.shape)
+    geometry = geometry.to(precision, nodes.device)
+    if not geometry.cost.known:
+        implicit = torch.is_grad_enabled() and options.gradient == "implicit"
+        geometry = trial.tried(geometry, start, options.debias, implicit)
     problem = Problem(
         nodes.to(wide),
         None if masses is None else masses.to(wide),
@@ -154,30 +195,29 @@ def _pool(
         checked_point_masses(point_masses, start.shape[0], start),
         checked_epsilon(epsilon, offsets.shape[0] - 1, start),
         relative,
-        costs.bind(cost, precision, nodes.device),
+        geometry,
         torch.finfo(nodes.dtype).eps,
         options,
     )
-    report = BackwardReport()
-    solution = _solve(problem, report)
+    solution, engine = _solve(problem, report)
     return Pooled(
         solution.points.to(nodes.dtype), solution.residual, solution.steps, solution.status, report,
-        partial(_behind, _kept(problem, solution), solution),
+        f"{engine} engine on {nodes.device}", partial(_behind, _kept(problem, solution), solution),
     )  # fmt: skip
 
 
-def _solve(problem: Problem, report: BackwardReport) -> Solution:
+def _solve(problem: Problem, report: BackwardReport) -> tuple[Solution, str]:
     """By the compiled engine where it can serve; if kernels turn out not to compile here, by torch after all."""
-    if choice.use_kernels(problem):
+    if choice.use_kernels(problem.options, problem.geometry.cost, problem.point_masses, problem.relative):
         if torch.compiler.is_compiling():
-            return operators.traced_solve(problem)
+            return operators.traced_solve(problem), "compiled"
         try:
-            return pooled_by(compiled, problem, report)
+            return pooled_by(compiled, problem, report), "compiled"
         except KernelError as error:
             choice.give_up_kernels(str(error), problem)
     if problem.options.gradient == "unrolled":
-        return torch_engine.solve(problem)
-    return pooled_by(torch_engine, problem, report)
+        return torch_engine.solve(problem), "torch"
+    return pooled_by(torch_engine, problem, report), "torch"
 
 
 def _kept(problem: Problem, solution: Solution) -> Problem:
@@ -216,21 +256,4 @@ def _check_size(num_graphs: int, num_points: int, dim: int) -> None:
         raise ValueError(
             f"{num_graphs} graphs with {num_points} points of {dim} features need at least {needed:.1e} bytes of "
             "memory; pool to fewer points, or fewer graphs at a time."
-        )
-
-
-def _check_symmetry(cost: Cost, reference: Tensor) -> None:
-    """A debiased divergence needs C(x, y) = C(y, x); only costs that we did not write can break that."""
-    if not isinstance(cost, costs.Custom) or reference.shape[0] < 2:
-        return
-    with torch.no_grad():
-        geometry = costs.bind(cost, reference.dtype, reference.device)
-        matrix = geometry.matrix(reference.unsqueeze(0), reference.unsqueeze(0))[0]
-    gap = (matrix - matrix.T).abs()
-    if bool((gap > 1e-4 * matrix.abs().amax()).any()):
-        first, second = divmod(int(gap.argmax()), matrix.shape[0])
-        raise ValueError(
-            f"The cost is not symmetric: C(x{first}, x{second}) = {float(matrix[first, second]):g}, but "
-            f"C(x{second}, x{first}) = {float(matrix[second, first]):g}. The divergence needs a symmetric cost; "
-            "pass debias=False to use this one."
         )

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flowpool.causes import why_singular, why_unfinished
 from flowpool.core import sinkhorn
 from flowpool.core.flow import Flowed
 from flowpool.engines import torch_engine as batching
+from flowpool.engines.devices import readable
 from flowpool.engines.seam import BackwardReport
 from flowpool.engines.torch_engine import Framed
 from flowpool.status import Status
@@ -42,6 +44,7 @@ class Pooled:
         steps: ``(B,)``.
         status: :class:`Status` codes, ``(B,)`` int8.
         backward: filled by the backward pass.
+        where: the engine that found the points, and the device that it ran on.
     """
 
     points: Tensor
@@ -49,7 +52,14 @@ class Pooled:
     steps: Tensor
     status: Tensor
     backward: BackwardReport
+    where: str
     _behind: Callable[[], Behind] = field(repr=False)
+    _on_host: Pooled | None = field(default=None, repr=False)  # the same on the CPU, if it was found there
+
+    @property
+    def host(self) -> Pooled:
+        """The same where it was found, so that asking for values waits for no device."""
+        return self if self._on_host is None else self._on_host
 
     @property
     def converged(self) -> Tensor:
@@ -68,6 +78,8 @@ class Pooled:
         It includes the transport of each node cloud to itself, whose cost grows with the square of its size. Zero for
         graphs without nodes or with one distinct node, NaN where the points are.
         """
+        if self._on_host is not None:
+            return readable(self._on_host.divergence, self.points.device)
         problem, ended, solvable, unit, _ = self._solution
         result = torch.where(self.status == Status.NONFINITE_INPUT.value, torch.nan, torch.zeros_like(unit))
         chosen = solvable.nonzero().squeeze(-1)
@@ -81,11 +93,28 @@ class Pooled:
         return result
 
     @torch.no_grad()
+    def cause(self, graph: int) -> str:
+        """Why the minimiser of a graph is not isolated (SINGULAR) or was not reached (MAX_STEPS), in one sentence."""
+        status = Status(int(self.status[graph]))
+        problem, ended, solvable, _, _ = self._solution
+        one = torch.tensor([graph % len(solvable)], device=solvable.device)
+        if status not in (Status.SINGULAR, Status.MAX_STEPS):
+            return status.advice
+        if not bool(solvable[one]):
+            return "The graph is one point, which all points are pooled to."
+        bucket = next(batching.buckets(problem.select(one)))
+        energy = bucket.energy.select(torch.tensor([0], device=one.device))
+        here = energy.evaluate_from(ended.points[one], ended.potential[one], None)
+        return why_singular(energy, here) if status is Status.SINGULAR else why_unfinished(energy, here)
+
+    @torch.no_grad()
     def plan(self, graph: int) -> Tensor:
         """The optimal coupling of one graph, ``(M, N_g)``: how much of each of its nodes went to each point."""
         num_graphs = self.points.shape[0]
         if not -num_graphs <= graph < num_graphs:
             raise IndexError(f"graph {graph} of a batch of {num_graphs}.")
+        if self._on_host is not None:
+            return readable(self._on_host.plan(graph), self.points.device)
         one = slice(graph % num_graphs, graph % num_graphs + 1)
         problem, ended, solvable, _, order = self._solution
         nodes, masses = (x.unsqueeze(0) for x in problem.clouds.cloud(one.start))

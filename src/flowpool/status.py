@@ -34,8 +34,10 @@ _ADVICE = {
     Status.EMPTY: "The graph has no nodes; its row is zeros.",
     Status.NONFINITE_INPUT: "The graph has NaN or infinite features, so its row is NaN; "
     "look at the layer before the pool.",
-    Status.MAX_STEPS: "The flow was not stationary within max_steps; raise max_steps, or epsilon if it is below 0.03.",
-    Status.SINGULAR: "Stationary, but the minimiser is not isolated (twin nodes, or more points than nodes): "
-    "its gradient is the minimum-norm one; fewer points or a larger epsilon give a unique answer.",
+    Status.MAX_STEPS: "The flow was not stationary within max_steps; raise max_steps, or epsilon if it is below 0.03. "
+    "Where the cost bends sharply, as |x - y|^p with p < 2 does at x = y, a costs.Euclidean(p, radius) is smooth.",
+    Status.SINGULAR: "Stationary, but the minimiser is not isolated, so that its gradient is the minimum-norm one. Twin nodes, "
+    "more points than nodes, points that have merged (fewer points or a larger epsilon help), or a cost that is blind in "
+    "some directions (cosine, a Mahalanobis cost of low rank); Pooled.cause tells which.",
     Status.NONFINITE: "The numbers overflowed inside the solver; rescale the features or raise epsilon.",
 }

@@ -69,6 +69,20 @@ def test_the_papers_column_stands_beside_the_papers_settings(monkeypatch: pytest
     assert "82.48" not in other.output
 
 
+def test_a_preset_holds_for_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_evaluate, "run_fold", lambda _, task: fold_result(task.pool, task.fold, 0.7))
+    given = ["evaluate", "--preset", "strong", "--pools", "sum+mean+max", "--jobs", "1", "--out", "r"]
+    result = run(*given, "--max-epochs", "7", "--norm", "output")
+    assert result.exit_code == 0, result.output
+    found = json.loads(Path("r/configuration.json").read_text())
+    expected = {"backbone": "gin", "layers": [3], "channels": [32], "size": "append", "norm": "output", "hidden": 64}
+    expected |= {"jumping": True, "standardise": True, "cosine": True, "max_epochs": 7, "patience": 7, "num_points": 8}
+    assert found | expected == found
+    grid = run(*given[:-1], "g", "--protocol", "errica")
+    assert grid.exit_code == 0, grid.output
+    assert "strong preset, backbone gin of 2 or 3 or 5 layers, d=32 or 64" in Path("g/report.html").read_text()
+
+
 def test_json_has_the_numbers_of_the_table_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def some(_: object, task: Task) -> object:
         if task == Task("flow", 0, 3):
@@ -125,6 +139,7 @@ def test_folders_are_named_by_configuration() -> None:
         ([*SHORT, "--channels", "eight"], "--channels is 'eight'"),
         ([*SHORT, "--channels", "8,16"], "exactly one"),
         ([*SHORT, "--backbone", "gin", "--propagation", "raw"], "belongs to the backbone sgc"),
+        ([*SHORT, "--layers", "3"], "--layers belongs to the backbone gin; sgc has one"),
         ([*SHORT, "--data", "nowhere"], "nowhere, which does not exist"),
         (["evaluate", "NO_SUCH_SET"], "Dataset 'NO_SUCH_SET' was not found"),
         (["evaluate", "../x"], "is no dataset name"),

@@ -319,8 +319,8 @@ def test_row_32_every_grad_mode_gives_the_same_bits(pool: Pool) -> None:
     assert torch.equal(inside, plain)
 
 
-@pytest.mark.parametrize("cost", ["euclidean", "cosine"])
-def test_row_32_inference_mode_with_every_cost(cost: str) -> None:
+@pytest.mark.parametrize("cost", [costs.Euclidean(1.5), "cosine"])
+def test_row_32_inference_mode_with_every_cost(cost: str | costs.Cost) -> None:
     pool = Pool("function", "torch")  # other costs are torch's alone
     x = cloud(5, 2, seed=6)
     plain = pool(x, cost=cost, max_steps=20).points

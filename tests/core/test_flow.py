@@ -7,6 +7,7 @@ from flowpool.core import flow
 from flowpool.core.divergence import make_energy
 from flowpool.core.hessian import dense_hessian
 from flowpool.core.measures import make_clouds
+from flowpool.core.updates import UPDATES
 from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.engines.torch_engine import Framed, buckets
 
@@ -84,18 +85,12 @@ def test_algorithm_one_goes_where_the_adaptive_flow_goes():
 
 
 def test_another_update_rule_reaches_the_same_points():
-    """Heavy-ball momentum as update_step of Algorithm 1."""
     pair = random_pair(batch=2, num_points=2, num_nodes=6, seed=5)
     energy = make_energy(pair.points, pair.nodes, 1.0, pair.point_masses, pair.masses)
-    momentum = [torch.zeros_like(pair.points)]
-
-    def update(points, velocity, step):
-        momentum[0] = 0.5 * momentum[0] + velocity
-        return points + step * momentum[0]
-
-    heavy, _ = flow.descend(energy, pair.points, 0.1, 2000, 1e-9, update)
     plain, _ = flow.descend(energy, pair.points, 0.1, 2000, 1e-9)
-    assert torch.allclose(heavy, plain, atol=1e-6)
+    for name, step in (("gradient", 0.1), ("momentum", 0.02), ("adam", 0.02)):
+        found, _ = flow.descend(energy, pair.points, step, 2000, 1e-9, UPDATES[name])
+        assert torch.allclose(found, plain, atol=1e-6), name
 
 
 def test_a_finished_cloud_costs_nothing_more(monkeypatch):

@@ -51,7 +51,8 @@ def test_a_newton_step_leaves_flat_directions_alone(known):
     gradient = system(*values).product(ANYTHING)  # no part of it lies along the flat direction
     for right in (gradient, ANYTHING) if known else (gradient,):  # conjugate gradients only damp what lies along it
         found = system(*values, known=known).newton(right, 1e-10, None, None)
-        assert torch.allclose(found.solution, filtered(values, right), rtol=1e-3, atol=1e-3 * float(right.norm()))
+        if known or right is gradient:  # conjugate gradients damp what no gradient has, and do not filter it
+            assert torch.allclose(found.solution, filtered(values, right), rtol=1e-3, atol=1e-3 * float(right.norm()))
     pseudo = by_eigenvalues(values, gradient, lambda h: torch.where(h > 0, 1 / h, 0.0))
     assert torch.allclose(filtered(values, gradient), pseudo, rtol=1e-7)
     assert -FLAT < float(found.flattest) < 10 * SINGULAR  # a pivot is a bound from above of the lowest eigenvalue

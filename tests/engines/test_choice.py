@@ -66,7 +66,7 @@ def test_engines_make_the_same_steps_where_they_solve_roughly(level):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"cost": "euclidean"}, "squared Euclidean cost"),
+        ({"cost": "cosine"}, "squared Euclidean cost"),
         ({"debias": False}, "debias=False"),
         ({"step_size": 0.1}, "step_size is given"),
         ({"point_masses": torch.ones(3, dtype=torch.float64, requires_grad=True)}, "no gradient in point_masses"),

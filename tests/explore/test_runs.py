@@ -12,7 +12,7 @@ from flowpool.lab.results import Store
 
 CONFIGURATION = {
     "dataset": "MUTAG", "protocol": "paper", "backbone": "sgc", "propagation": "raw", "padding": "none",
-    "channels": [8], "num_points": 5,
+    "channels": [8], "layers": [2], "jumping": False, "num_points": 5,
     "size": "none", "norm": "output", "max_epochs": 300, "seed": 0, "flow": {},
 }  # fmt: skip
 ACCURACIES = {"flow": (0.7, 0.8, 0.9), "sum": (0.6, 0.8, 0.7)}

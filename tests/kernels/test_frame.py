@@ -95,9 +95,11 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     to_masses, to_epsilon = torch.where(own, random(len(batch)), 0.0), torch.where(frame.solvable, random(GRAPHS), 0.0)
     loss = (frame.outside(points) * cotangent).nan_to_num(0.0).sum() + (frame.clouds.nodes * to_nodes).sum()
     loss = loss + (frame.clouds.masses * to_masses).sum() + (frame.epsilon * to_epsilon).sum()
-    to_start = torch.where(frame.solvable[:, None, None], random(GRAPHS, COUNT, FEATURES), 0.0)
-    loss = loss + (frame.start * to_start).sum()
-    begun = engine._begun(to_start.numpy(), start, frames.radius, relative)
+    # Along flat directions points are where they began, or, if that is absolute, stay where they are outside.
+    left = torch.where(frame.solvable[:, None, None], random(GRAPHS, COUNT, FEATURES), 0.0)
+    stays = frame.outside(points).detach().nan_to_num(0.0) - frame.mean.unsqueeze(1)
+    loss = loss + ((frame.start if relative else stays / frame.scale.unsqueeze(1)) * left).sum()
+    begun = engine._begun(left.numpy(), start if relative else points.numpy(), frames.radius, relative)
     inputs = (rows, b, level, *space.tensors.values())
     expected = torch.autograd.grad(loss, inputs)
 
@@ -106,9 +108,8 @@ def test_frames_and_their_gradients_are_those_of_the_specification(dtype, weight
     enter_frames(given, ptr, chosen, frames.mean, frames.scale, framed)
     found, shares, by_graph = np.zeros_like(given), np.zeros(len(batch)), np.zeros((GRAPHS, FEATURES))
     leave_frames(
-        framed, made.masses, ptr, places, chosen, frames.kind, frames.scale, frames.unit, frames.share, features,
-        points.numpy(), cotangent.numpy(), inside, relative, to_nodes.numpy(), to_masses.numpy(), to_epsilon.numpy(),
-        *begun, np.empty((6, FEATURES)), found, shares, by_graph,
+        framed, made.masses, ptr, places, chosen, frames.kind, frames.scale, frames.share, features, points.numpy(),
+        cotangent.numpy(), relative, to_nodes.numpy(), to_masses.numpy(), *begun, np.empty((6, FEATURES)), found, shares, by_graph,
     )  # fmt: skip
     precision = {torch.float32: 2e-7, torch.float64: 1e-13}[dtype]
     np.testing.assert_allclose(found, expected[0], rtol=precision, atol=1e-13 * float(expected[0].abs().max()))

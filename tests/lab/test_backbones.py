@@ -80,6 +80,7 @@ def test_the_linear_backbone_leaves_a_mean_blind_for_shapes() -> None:
     prepared = prepare(make_shapes(1), "linear", None)
     assert prepared.edge_index.shape == (2, 0)
     batch = prepared.batch(range(10))
+    torch.manual_seed(0)
     nodes = build_backbone("linear", 3, 4)(batch.x, batch.edge_index)
     means = torch.stack([nodes[batch.batch == graph].mean(0) for graph in range(10)])
     torch.testing.assert_close(means, means[:1].expand(10, -1), atol=1e-5, rtol=0)

@@ -11,9 +11,10 @@ import torch
 
 from flowpool.lab.backbones import prepare
 from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, load_splits
+from flowpool.lab.evaluate import PRESETS
 from flowpool.lab.leakproof import Exam, batches, divide, subset
 from flowpool.lab.model import Shape, build_model
-from flowpool.lab.training import Schedule, train
+from flowpool.lab.training import train
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,10 @@ def test_the_practice_holds_its_own_graphs_in_order(dataset: GraphDataset, fold:
     assert practice.validation.tolist() == list(range(len(fold.train), len(practice.graphs)))
 
 
-def test_other_test_labels_and_features_change_nothing_in_training(dataset: GraphDataset, fold: Fold) -> None:
+@pytest.mark.parametrize("preset", ["plain", "strong"])
+def test_other_test_labels_and_features_change_nothing_in_training(
+    dataset: GraphDataset, fold: Fold, preset: str
+) -> None:
     tested = torch.from_numpy(fold.test)
     labels, features = dataset.labels.clone(), dataset.features.clone()
     labels[tested] = 1 - labels[tested]
@@ -73,8 +77,8 @@ def test_other_test_labels_and_features_change_nothing_in_training(dataset: Grap
     curves, weights = [], []
     for graphs in (dataset, replace(dataset, labels=labels, features=features)):
         practice, _ = divide(graphs, fold)
-        model = build_model("sort", Shape(size="append", norm="both"), 7, 2, 0)
-        curves.append(train(model, practice, Schedule(max_epochs=3), 0).curve)
+        model = build_model("sort", replace(PRESETS[preset].shape, size="append", norm="both"), 7, 2, 0)
+        curves.append(train(model, practice, replace(PRESETS[preset].schedule, max_epochs=3), 0).curve)
         weights.append(model.state_dict())
     assert curves[0] == curves[1]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -87,6 +87,41 @@ def test_fit_shows_the_pool_what_it_sees_in_training() -> None:
     assert float(model.mean_size) == len(batch.batch) / 4
 
 
+def strong_model(pool: str) -> Classifier:
+    shape = Shape("gin", channels=4, layers=3, norm="none", jumping=True, hidden=5, dropout=0.5, standardise=True)
+    return build_model(pool, shape, 7, 2, 0)
+
+
+def test_every_layer_has_a_pool_of_its_own_on_standardised_features() -> None:
+    batch, model = mutag_batch(), strong_model("mean")
+    model.fit(batch.x, batch.edge_index, batch.batch, 4)
+    constant = batch.x.std(0) == 0
+    x = (batch.x - batch.x.mean(0)) / torch.where(constant, 1.0, batch.x.std(0, correction=0))
+    model.eval()
+    vectors = []
+    for layer in model.backbone.layers:  # type: ignore[union-attr]
+        x = layer(x, batch.edge_index)
+        vectors.append(torch.zeros(4, 4).index_add(0, batch.batch, x) / torch.bincount(batch.batch)[:, None])
+    vector = torch.cat(vectors, 1)  # (4, 3 * 4)
+    assert isinstance(model.head, torch.nn.Sequential)
+    _, first, _, _, second = model.head
+    expected = (vector @ first.weight.T + first.bias).relu() @ second.weight.T + second.bias
+    torch.testing.assert_close(logits(model, batch), expected, rtol=1e-4, atol=1e-5)
+    model.train()
+    assert not torch.equal(logits(model, batch), logits(model, batch))  # dropout
+
+
+def test_pools_of_different_layers_start_differently_and_are_fitted_to_their_own_layer() -> None:
+    batch, model = mutag_batch(), strong_model("flow-step")
+    before = [part.reference.detach().clone() for part in model.pool.parts]  # type: ignore[union-attr]
+    assert not torch.equal(before[0], before[1])
+    model.fit(batch.x, batch.edge_index, batch.batch, 4)
+    x = (batch.x - model.feature_mean) / model.feature_scale
+    layers = model.backbone(x, batch.edge_index).detach().chunk(3, 1)
+    for part, nodes in zip(model.pool.parts, layers, strict=True):  # type: ignore[union-attr]
+        torch.testing.assert_close(part.epsilon, 0.1 * nodes.var(0, correction=0).sum())
+
+
 def test_derived_seeds_differ_and_fit_31_bits() -> None:
     seeds = {derived_seed(a, b, name) for a in range(20) for b in range(20) for name in ("pool", "head")}
     assert len(seeds) == 800
@@ -102,6 +137,7 @@ def test_derived_seeds_differ_and_fit_31_bits() -> None:
         ({"channels": 0}, "from 1 to"),
         ({"num_points": 2 * 10**9}, "2,000,000,000 points"),
         ({"padding": "x"}, "Unknown padding"),
+        ({"layers": 0}, "0 layers"),
     ],
 )
 def test_wrong_shapes_are_refused(change: dict[str, object], message: str) -> None:

@@ -17,6 +17,8 @@ CONFIGURATION = {
     "backbone": "sgc",
     "propagation": "raw",
     "channels": [8],
+    "layers": [2],
+    "jumping": False,
     "num_points": 5,
     "size": "none",
     "norm": "output",

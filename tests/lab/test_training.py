@@ -62,6 +62,28 @@ def test_the_weights_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(one, other)
 
 
+def test_no_weights_are_kept_while_training_settles(monkeypatch: pytest.MonkeyPatch, practice: Practice) -> None:
+    script(monkeypatch, [1, 1, 3, 4, 2, 5, 6, 7], [0] * 8)
+    trained = train(fresh(), practice, Schedule(max_epochs=8, settling=0.25), 0)
+    assert trained.best_epoch == 4
+
+
+def test_weights_decay_and_the_learning_rate_falls(practice: Practice) -> None:
+    model, twin = fresh(), fresh()
+    schedule = Schedule(max_epochs=2, batch_size=1000, weight_decay=0.5, cosine=True, settling=1.0)
+    train(model, practice, schedule, 0)
+    optimizer = torch.optim.AdamW(twin.parameters(), weight_decay=0.5, fused=False, foreach=False)
+    everything = practice.graphs.batch(practice.train)
+    for rate in (0.01, 0.005):  # (1 + cos(0)) / 2 and (1 + cos(pi / 2)) / 2 of it
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        scores = twin(everything.x, everything.edge_index, everything.batch, len(everything.y)).logits
+        torch.nn.functional.cross_entropy(scores, everything.y).backward()
+        optimizer.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_epochs_are_plain_adam_steps_on_shuffled_batches(practice: Practice) -> None:
     model, twin, seed = fresh(), fresh(), 3
     trained = train(model, practice, Schedule(max_epochs=2), seed)

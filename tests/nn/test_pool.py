@@ -629,7 +629,7 @@ def test_the_report_holds_neither_the_batch_nor_its_autograd_graph(layer: FlowPo
         value = getattr(report, name)
         assert value.shape == (3,) and value.grad_fn is None, name
         assert value.untyped_storage().nbytes() == 3 * value.element_size(), name
-    assert vars(report.backward) == {"residual": None, "damped": None}
+    assert not any(isinstance(value, Tensor) for value in vars(report.backward).values())
 
 
 def test_every_thread_has_its_own_results_and_report(layer: FlowPool) -> None:

@@ -17,15 +17,8 @@ GENERATOR = torch.Generator().manual_seed(0)
 NODES = 3 + 2 * torch.randn(15, 2, generator=GENERATOR, dtype=torch.float64)
 BATCH = torch.tensor([0] * 6 + [1] * 5 + [2] * 4)
 MASSES = torch.rand(15, generator=GENERATOR, dtype=torch.float64) + 0.3
-SIZES = torch.tensor([[6.0], [5.0], [4.0]], dtype=torch.float64)
-EVERY_KIND = [
-    (structure, size, by)
-    for structure in ("points", "deviations", "displacement", "moments")
-    for size in (None, "append", "scale")
-    for by in ("step", "flow", "free")
-    if (structure, by) != ("moments", "flow")
-]
-EVERY_WAY = ["step", "flow", "free"]
+EVERY_WAY = ["step", "flow"]
+EVERY_KIND = [(size, by) for size in (None, "append") for by in EVERY_WAY]
 
 
 def normalised(values):
@@ -33,48 +26,31 @@ def normalised(values):
     return (values - values.mean(0)) / (values.var(0, unbiased=False) + 1e-5).sqrt()
 
 
-def make(structure="points", size="append", by="flow", **options):
-    return FlowReadout(2, 3, structure=structure, size=size, by=by, **options).double()
+def make(size="append", by="flow", **options):
+    return FlowReadout(2, 3, size=size, by=by, **options).double()
 
 
-def expected_columns(readout, nodes, structure, size, by, masses=None):
+def expected_columns(readout, nodes, size, by, masses=None):
     """The vector before the last normalisation, from the functional forms."""
     weights = torch.ones(15, dtype=torch.float64) if masses is None else masses
-    total = torch.zeros(3, 1, dtype=torch.float64).index_add(0, BATCH, weights[:, None])
-    share = weights / total[BATCH, 0]
-    mean = torch.zeros(3, 2, dtype=torch.float64).index_add(0, BATCH, share[:, None] * nodes)
-    spread = torch.zeros(3, dtype=torch.float64).index_add(0, BATCH, share * (nodes - mean[BATCH]).square().sum(-1))
     if by == "flow":
-        points, counts = flow_pool(nodes, BATCH, reference=readout.pool.reference, masses=masses).points, total / 3
-        start = mean[:, None] + spread.sqrt()[:, None, None] * readout.pool.reference
-        moved = torch.cat([mean[:, None], points - start], 1)
+        columns = [flow_pool(nodes, BATCH, reference=readout.pool.reference, masses=masses).points]
     else:
         given = {"reference": readout.reference, "epsilon": 0.2, "masses": masses, "relative": False}
-        received = transport_pool(nodes, BATCH, free=by == "free", **given)
-        shares, points, variances = received
-        counts, moved = shares * total, points - readout.reference
-    deviations = torch.cat([mean[:, None], points - mean[:, None]], 1)
-    rows = {"points": points, "deviations": deviations, "displacement": moved}
-    if structure == "moments":
-        rows["moments"] = torch.cat([moved, variances.sqrt()], 1)
-    rows = rows[structure]
-    if size == "scale":
-        counts = counts.expand(3, 3)
-        own = [total, counts] if len(rows[0]) == 4 else [counts, counts][: len(rows[0]) // 3]
-        rows = rows * torch.cat(own, 1).unsqueeze(-1)
-    if structure == "deviations" and by != "free":
-        rows = rows[:, :3]
-    extra = [] if size != "append" else [total]
-    if by == "free":
-        extra = [counts if size else shares]
-    return torch.cat([rows.flatten(1), *extra], 1)
+        received = transport_pool(nodes, BATCH, **given)
+        columns = [received.points - readout.reference, received.variances.sqrt()]
+    if size == "append":
+        members = [graph == BATCH for graph in range(3)]
+        columns.append(torch.stack([weights[own] @ nodes[own] for own in members]))
+        columns.append(torch.stack([weights[own].sum() for own in members])[:, None])
+    return torch.cat([column.flatten(1) for column in columns], 1)
 
 
-@pytest.mark.parametrize(("structure", "size", "by"), EVERY_KIND)
-def test_every_kind_is_what_its_parts_give(structure, size, by):
-    readout = make(structure, size, by)
+@pytest.mark.parametrize(("size", "by"), EVERY_KIND)
+def test_every_kind_is_what_its_parts_give(size, by):
+    readout = make(size, by)
     for masses in (None, MASSES):
-        expected = expected_columns(readout, normalised(NODES), structure, size, by, masses)
+        expected = expected_columns(readout, normalised(NODES), size, by, masses)
         found = readout(NODES, BATCH, masses=masses)
         assert found.shape == (3, readout.out_channels)
         assert torch.allclose(found, normalised(expected), atol=1e-6)
@@ -82,7 +58,7 @@ def test_every_kind_is_what_its_parts_give(structure, size, by):
 
 @pytest.mark.parametrize("by", EVERY_WAY)
 def test_the_order_of_nodes_and_the_way_to_name_graphs_do_not_matter(by):
-    readout = make("deviations", by=by).eval()
+    readout = make(by=by).eval()
     expected = readout(NODES, BATCH)
     order = torch.randperm(15, generator=GENERATOR)
     assert torch.allclose(readout(NODES[order], BATCH[order]), expected, atol=1e-7)
@@ -113,9 +89,9 @@ def test_one_graph_and_one_node_and_none_in_training(by):
     assert readout(NODES[:0], BATCH[:0], dim_size=0).shape == (0, readout.out_channels)
 
 
-@pytest.mark.parametrize(("structure", "size", "by"), EVERY_KIND)
-def test_gradients_agree_with_finite_differences(structure, size, by):
-    readout = make(structure, size, by).eval()  # in training, tiny graphs make BatchNorm hide what is tested
+@pytest.mark.parametrize(("size", "by"), EVERY_KIND)
+def test_gradients_agree_with_finite_differences(size, by):
+    readout = make(size, by).eval()  # in training, tiny graphs make BatchNorm hide what is tested
     if by == "flow":
         readout.pool.options = replace(readout.pool.options, tolerance=1e-11)
     nodes = NODES.clone().requires_grad_()
@@ -142,14 +118,14 @@ def test_gradients_agree_with_finite_differences(structure, size, by):
 def test_graphs_of_equal_nodes_have_finite_gradients():
     nodes = torch.cat([torch.ones(4, 2).double(), NODES]).requires_grad_()
     batch = torch.cat([torch.zeros(4).long(), BATCH + 1])
-    out = make("displacement")(nodes, batch)
+    out = make()(nodes, batch)
     out.square().mul(torch.arange(1.0, 4 * out.shape[1] + 1).view(4, -1)).sum().backward()
     assert out.isfinite().all() and nodes.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("by", EVERY_WAY)
 def test_state_dict_brings_everything_along(by):
-    readout = make("displacement", by=by, seed=1)
+    readout = make(by=by, seed=1)
     for _ in range(3):
         readout(NODES, BATCH)
     with torch.no_grad():
@@ -158,12 +134,12 @@ def test_state_dict_brings_everything_along(by):
     file = io.BytesIO()
     torch.save(readout.state_dict(), file)
     file.seek(0)
-    other = make("displacement", by=by, seed=2)
+    other = make(by=by, seed=2)
     assert not torch.allclose(other.eval()(NODES, BATCH), readout.eval()(NODES, BATCH))
     other.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(other(NODES, BATCH), readout(NODES, BATCH))
     readout.train().reset_parameters()
-    fresh = make("displacement", by=by, seed=1)
+    fresh = make(by=by, seed=1)
     assert all(
         torch.equal(a, b) for a, b in zip(readout.state_dict().values(), fresh.state_dict().values(), strict=True)
     )
@@ -171,7 +147,7 @@ def test_state_dict_brings_everything_along(by):
 
 @pytest.mark.parametrize("by", EVERY_WAY)
 def test_single_precision_is_close_to_double(by):
-    readout = FlowReadout(2, 3, structure="points", by=by)
+    readout = FlowReadout(2, 3, by=by)
     out = readout(NODES.float(), BATCH)
     assert out.dtype == torch.float32
     assert torch.allclose(out.double(), make(by=by)(NODES, BATCH), atol=1e-3)
@@ -179,7 +155,7 @@ def test_single_precision_is_close_to_double(by):
 
 @pytest.mark.parametrize("by", EVERY_WAY)
 def test_the_whole_readout_is_one_graph_for_torch_compile(by):
-    readout = make("displacement", by=by)
+    readout = make(by=by)
     other = copy.deepcopy(readout)
     traced = torch.compile(lambda x, index: readout(x, index, dim_size=3), fullgraph=True, backend="eager")
     assert torch.allclose(traced(NODES, BATCH), other(NODES, BATCH, dim_size=3), atol=1e-10)
@@ -201,15 +177,12 @@ def test_the_reference_may_be_given(by):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "steps"}, "Unknown by 'steps'; pass 'step', 'flow' or 'free'"),
-        ({"structure": "shape"}, "Unknown structure 'shape'"),
-        ({"size": "sum"}, "Unknown size 'sum'"),
-        ({"by": "flow"}, "The flow has no moments"),
+        ({"by": "steps"}, "Unknown by 'steps'; pass 'step' or 'flow'"),
+        ({"size": "scale"}, "Unknown size 'scale'; pass 'append' or None"),
         ({"reference": "kmeans"}, "Unknown reference 'kmeans'"),
         ({"reference": torch.eye(2)}, "reference has 2 points, but num_points is 3"),
         ({"epsilon": 0.0}, "epsilon is 0"),
         ({"debias": False}, "debias is an option of the flow; by='step' takes epsilon, cost, engine, on_failure"),
-        ({"by": "free", "relative": True}, "relative is an option of the flow; by='free' takes"),
         ({"cost": "cosine"}, r"by='step' knows the squared Euclidean .* cost, not Cosine\(\); pass by='flow'"),
         ({"cost": costs.Mahalanobis(2, rank=1)}, "by='step' knows the squared Euclidean and the diagonal Mahalanobis"),
     ],
@@ -260,7 +233,7 @@ def test_it_is_an_aggregation_of_pyg():
     assert torch.equal(Neighbours(aggr=readout)(NODES[:6], edge_index)[0], readout(NODES[1:5])[0])
     with pytest.raises(TypeError, match="FlowReadout does not support TorchScript"):
         torch.jit.script(torch.nn.Sequential(readout))
-    assert repr(readout) == "FlowReadout(2, num_points=3, by='step', structure='points', size='append')"
+    assert repr(readout) == "FlowReadout(2, num_points=3, by='step', size='append')"
 
 
 @pytest.mark.parametrize("by", EVERY_WAY)
@@ -286,26 +259,19 @@ def test_options_reach_the_flow():
     options = {"epsilon": 0.3, "tolerance": 1e-9, "engine": "torch", "cost": costs.Euclidean(1.5), "debias": False}
     readout = make(by="flow", **options).eval()
     points = flow_pool(NODES / (1 + 1e-5) ** 0.5, BATCH, reference=readout.pool.reference, **options).points
-    expected = torch.cat([points.flatten(1), SIZES], 1) / (1 + 1e-5) ** 0.5
-    assert torch.allclose(readout(NODES, BATCH), expected, atol=1e-8)
-    absolute = make("displacement", by="flow", relative=False, size=None, epsilon=0.2).eval()
-    rows = absolute(NODES, BATCH).view(3, 4, 2) * (1 + 1e-5) ** 0.5
-    nodes, reference = NODES / (1 + 1e-5) ** 0.5, absolute.pool.reference
-    found = flow_pool(nodes, BATCH, reference=reference, relative=False, epsilon=0.2).points
-    assert torch.allclose(rows[:, 1:], found - reference, atol=1e-7)
+    assert torch.allclose(readout(NODES, BATCH)[:, :6], points.flatten(1) / (1 + 1e-5) ** 0.5, atol=1e-8)
 
 
-@pytest.mark.parametrize("by", ["step", "free"])
-def test_a_step_takes_weights_of_the_features(by):
+def test_a_step_takes_weights_of_the_features():
     """A diagonal cost is the plain one of weighted features; what the points receive is told in the features' units."""
     cost = costs.Mahalanobis(2).double()
     with torch.no_grad():
         cost.weight.copy_(torch.tensor([0.5, -0.3]))
-    readout = make(by=by, cost=cost, size=None).eval()
+    readout = make(by="step", cost=cost, size=None).eval()
     assert {"cost.weight", "reference"} <= {name for name, _ in readout.named_parameters()}
     scale, nodes = cost.weight.detach().exp(), NODES / (1 + 1e-5) ** 0.5
-    given = {"reference": readout.reference * scale, "epsilon": 0.2, "relative": False, "free": by == "free"}
-    expected = transport_pool(nodes * scale, BATCH, **given).points / scale
+    given = {"reference": readout.reference * scale, "epsilon": 0.2, "relative": False}
+    expected = transport_pool(nodes * scale, BATCH, **given).points / scale - readout.reference
     found = readout(NODES, BATCH)[:, :6].view(3, 3, 2) * (1 + 1e-5) ** 0.5
     assert torch.allclose(found, expected, atol=1e-9)
     found.square().sum().backward()
@@ -328,10 +294,10 @@ def trained(readout, nodes, batch, dim_size, rows, masses=None):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize(("structure", "by"), [("moments", "step"), ("moments", "free"), ("displacement", "flow")])
-def test_a_broken_graph_changes_no_bit_of_the_others(structure, by, value, training):
+@pytest.mark.parametrize("by", EVERY_WAY)
+def test_a_broken_graph_changes_no_bit_of_the_others(by, value, training):
     """Neither of their rows, nor of any gradient, nor of the statistics: as if it were not there."""
-    readout = make(structure, by=by, on_failure="ignore")
+    readout = make(by=by, on_failure="ignore")
     readout(NODES, BATCH)
     readout.train(training)
     other = copy.deepcopy(readout)
@@ -384,7 +350,7 @@ def test_statistics_are_those_of_batch_norm(by):
 def test_a_broken_graph_under_torch_compile():
     nodes = NODES.clone()
     nodes[7, 0] = torch.nan
-    readout = make("moments", by="step", on_failure="ignore")
+    readout = make(by="step", on_failure="ignore")
     other = copy.deepcopy(readout)
     traced = torch.compile(lambda x, index: readout(x, index, dim_size=3), fullgraph=True, backend="eager")
     found, expected = traced(nodes, BATCH), other(nodes, BATCH, dim_size=3)
@@ -406,7 +372,7 @@ def test_gradients_are_bounded_where_a_point_receives_nodes_without_spread(width
 
 @pytest.mark.parametrize("by", EVERY_WAY)
 def test_autocast_takes_masses_of_single_precision(by):
-    readout, linear = FlowReadout(2, 3, structure="points", by=by).eval(), torch.nn.Linear(2, 2)
+    readout, linear = FlowReadout(2, 3, by=by).eval(), torch.nn.Linear(2, 2)
     with torch.autocast("cpu", torch.bfloat16):
         narrow = linear(NODES.float())
         out = readout(narrow, BATCH, masses=MASSES.float())
@@ -415,7 +381,6 @@ def test_autocast_takes_masses_of_single_precision(by):
     assert torch.allclose(out.float(), expected, rtol=2**-7, atol=1e-2)
 
 
-@pytest.mark.parametrize("by", ["step", "free"])
-def test_both_engines_give_the_same(by):
-    one, other = (make("moments", by=by, engine=engine)(NODES, BATCH) for engine in ("compiled", "torch"))
+def test_both_engines_give_the_same():
+    one, other = (make(by="step", engine=engine)(NODES, BATCH) for engine in ("compiled", "torch"))
     assert torch.allclose(one, other, atol=1e-10)

@@ -25,7 +25,7 @@ class Model(nn.Module):
     def __init__(self, by: str) -> None:
         super().__init__()
         torch.manual_seed(1)
-        flow = {"by": "flow", "structure": "displacement", "tolerance": 1e-10}
+        flow = {"by": "flow", "tolerance": 1e-10}
         self.readout = FlowReadout(2, 3, **(flow if by == "flow" else {})).double()
         self.head = nn.Linear(self.readout.out_channels, 1).double()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +24,18 @@ from flowpool.cli.terminal import (
     run_folds,
     tell_failures,
 )
-from flowpool.lab.names import Backbone, Gradient, Norm, Padding, Propagation, Protocol, Reference, Size
+from flowpool.lab.names import (
+    Backbone,
+    Gradient,
+    Norm,
+    Padding,
+    Preset,
+    Propagation,
+    Protocol,
+    Reference,
+    Size,
+    UpdateStep,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,29 +57,58 @@ def evaluate(
     protocol: Annotated[
         Protocol, typer.Option(help="One setting per fold; a grid and three final runs; or nothing trained but an SVM.")
     ] = "paper",
+    preset: Annotated[
+        Preset,
+        typer.Option(
+            help="The paper's model and training; or as strong as the field's: standardised features, three GIN layers "
+            "that are all pooled, a head with a hidden layer, dropout, weight decay. Other options change what they name."
+        ),
+    ] = "plain",
     repeats: Annotated[int, typer.Option(help="How often the ten folds are run, each time on new splits.")] = 1,
-    backbone: Annotated[Backbone, typer.Option(help="What stands before the pool.", rich_help_panel=_MODEL)] = "sgc",
+    backbone: Annotated[
+        Backbone | None,
+        typer.Option(help="What stands before the pool.", show_default="sgc; strong: gin", rich_help_panel=_MODEL),
+    ] = None,
     propagation: Annotated[
         Propagation | None,
         typer.Option(help="How sgc propagates.", show_default="normalised", rich_help_panel=_MODEL),
     ] = None,
     size: Annotated[
-        Size,
-        typer.Option(help="Hand the number of nodes to the head, for every pool.", rich_help_panel=_MODEL),
-    ] = "none",
-    norm: Annotated[Norm, typer.Option(help="BatchNorm before or after every pool.", rich_help_panel=_MODEL)] = "none",
+        Size | None,
+        typer.Option(
+            help="Hand the number of nodes to the head, for every pool.",
+            show_default="none; strong: append",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    norm: Annotated[
+        Norm | None,
+        typer.Option(
+            help="BatchNorm before or after every pool.", show_default="none; strong: both", rich_help_panel=_MODEL
+        ),
+    ] = None,
     channels: Annotated[
         str | None,
         typer.Option(
-            help="Node features d that the pool sees.", show_default="8; errica: 32,64", rich_help_panel=_MODEL
+            help="Node features d that the pool sees.",
+            show_default="8; strong: 32; errica: 32,64",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers of gin.", show_default="2; strong: 3; errica with strong: 2,3,5", rich_help_panel=_MODEL
         ),
     ] = None,
     points: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Points M per graph, for pools that have them.", show_default="5; frozen: 8", rich_help_panel=_MODEL
+            help="Points M per graph, for pools that have them.",
+            show_default="5; strong, frozen: 8",
+            rich_help_panel=_MODEL,
         ),
-    ] = 5,
+    ] = None,
     padding: Annotated[
         Padding,
         typer.Option(
@@ -101,6 +142,14 @@ def evaluate(
         float | None,
         typer.Option(help="Fixed step of Algorithm 1.", show_default="chosen by its error", rich_help_panel=_FLOW),
     ] = None,
+    update_step: Annotated[
+        UpdateStep | None,
+        typer.Option(
+            help="Algorithm 1 to the letter, with the step size as its tau.",
+            show_default="our steps",
+            rich_help_panel=_FLOW,
+        ),
+    ] = None,
     ridge: Annotated[
         float | None,
         typer.Option(help="Lambda of the backward pass.", show_default="the layer's", rich_help_panel=_FLOW),
@@ -109,13 +158,24 @@ def evaluate(
         Gradient, typer.Option(help="By the optimality condition, or through the steps.", rich_help_panel=_FLOW)
     ] = "implicit",
     learning_rate: Annotated[
-        str | None, typer.Option(help="Of Adam.", show_default="0.01; errica: 0.01,0.001", rich_help_panel=_TRAINING)
+        str | None,
+        typer.Option(
+            help="Of Adam.", show_default="0.01; errica: 0.01,0.001; strong: 0.002", rich_help_panel=_TRAINING
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Graphs per training step.", rich_help_panel=_TRAINING)] = 32,
-    max_epochs: Annotated[int, typer.Option(help="Longest training, in epochs.", rich_help_panel=_TRAINING)] = 300,
+    max_epochs: Annotated[
+        int | None,
+        typer.Option(help="Longest training, in epochs.", show_default="300; strong: 80", rich_help_panel=_TRAINING),
+    ] = None,
     patience: Annotated[
-        int, typer.Option(help="Epochs without a better validation value before the end.", rich_help_panel=_TRAINING)
-    ] = 20,
+        int | None,
+        typer.Option(
+            help="Epochs without a better validation value before the end.",
+            show_default="20; strong: all",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, references and order.", rich_help_panel=_TRAINING)] = 0,
     jobs: Annotated[
         int | None, typer.Option(help="Processes.", show_default="one per core", rich_help_panel=_RUN)
@@ -140,12 +200,21 @@ def evaluate(
         return
     with plain_errors():
         from flowpool.lab import evaluate as lab
-        from flowpool.lab.model import Shape
         from flowpool.lab.pools import FlowSettings
         from flowpool.lab.results import Store
-        from flowpool.lab.training import Schedule
 
-        default = lab.GRIDS[protocol]
+        base = lab.PRESETS[preset]
+        default = base.grids[protocol]
+        shape = replace(
+            base.shape, padding=padding, **_given(backbone=backbone, num_points=points, size=size, norm=norm)
+        )
+        schedule = replace(base.schedule, batch_size=batch_size, **_given(max_epochs=max_epochs))
+        if patience is not None:
+            schedule = replace(schedule, patience=patience)
+        elif preset == "strong":  # whose learning rate falls until the last epoch
+            schedule = replace(schedule, patience=schedule.max_epochs)
+        if layers is not None and shape.backbone != "gin":
+            raise ValueError(f"--layers belongs to the backbone gin; {shape.backbone} has one.")
         configuration = lab.Configuration(
             dataset,
             None if data is None else str(data),
@@ -154,12 +223,15 @@ def evaluate(
                 listed(channels, int, "channels") or default.channels,
                 listed(learning_rate, float, "learning-rate") or default.learning_rates,
                 default.stop_on,
+                listed(layers, int, "layers") or default.layers,
             ),
-            propagation or ("normalised" if backbone == "sgc" else None),
-            Shape(backbone, num_points=points, size=size, norm=norm, padding=padding),
-            Schedule(batch_size=batch_size, max_epochs=max_epochs, patience=patience),
+            propagation or ("normalised" if shape.backbone == "sgc" else None),
+            shape,
+            schedule,
             seed,
-            FlowSettings(epsilon, relative, reference, reference_seed, debias, steps, step_size, ridge, gradient),
+            FlowSettings(
+                epsilon, relative, reference, reference_seed, debias, steps, step_size, update_step, ridge, gradient
+            ),
         )
         chosen = lab.chosen_pools(pools)
         tasks = lab.make_tasks(configuration, chosen, repeats)
@@ -186,6 +258,11 @@ def evaluate(
         note(f"Report: {concluded.path}")
     if concluded.failures:
         tell_failures(concluded.failures, len(tasks))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _table(rows: list[Row], reference: str, title: str) -> Table:

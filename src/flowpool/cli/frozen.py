@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from flowpool.lab.frozen.summary import Conclusion
 
 _OF_TRAINING = (
+    "preset",
     "backbone",
     "propagation",
     "size",
     "norm",
     "channels",
+    "layers",
     "learning_rate",
     "batch_size",
     "max_epochs",
@@ -32,6 +34,7 @@ _OF_TRAINING = (
     "debias",
     "steps",
     "step_size",
+    "update_step",
     "ridge",
     "gradient",
 )
@@ -43,7 +46,7 @@ def evaluate_frozen(
     dataset: str,
     pools: str,
     repeats: int,
-    points: int,
+    points: int | None,
     seed: int,
     workers: int,
     out: Path | None,
@@ -60,9 +63,8 @@ def evaluate_frozen(
             raise ValueError(
                 f"--{option} is about training, and nothing is trained in the frozen protocol; leave it out."
             )
-        configuration = frozen.Frozen(
-            dataset, None if data is None else str(data), points if _is_given(context, "points") else _POINTS, seed=seed
-        )
+        num_points = _POINTS if points is None else points
+        configuration = frozen.Frozen(dataset, None if data is None else str(data), num_points, seed=seed)
         chosen = frozen.chosen_methods(pools)
         tasks = frozen.make_tasks(configuration, chosen, repeats)
         identity = configuration.identity()

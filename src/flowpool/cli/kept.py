@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +20,9 @@ from flowpool.cli.terminal import (
     print_json,
     progress,
 )
+
+if TYPE_CHECKING:
+    from flowpool.lab.datasets import GraphDataset
 
 
 def kept(
@@ -34,6 +39,12 @@ def kept(
         int | None, typer.Option(help="Graphs of each dataset, drawn with the seed.", show_default="all")
     ] = None,
     points: PointsOption = 5,
+    between: Annotated[
+        bool,
+        typer.Option(
+            "--between", help="What is kept of the distances between graphs, against the number of points, 2 to 16."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights, references and choice of graphs.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the table and the plot.")] = Path("runs/kept"),
     data: DataOption = None,
@@ -46,6 +57,9 @@ def kept(
         from flowpool.lab.kept import cloud_pools, kept_plot, kept_table, write_csv
 
         chosen = [load_graphs(name, None if data is None else str(data)) for name in datasets or ["MUTAG"]]
+        if between:
+            _between(chosen, count, seed, out, as_json)
+            return
         rows = []
         with progress() as bar:
             for dataset in chosen:
@@ -66,12 +80,41 @@ def kept(
         if as_json:
             print_json([row.as_row() for row in rows])
         else:
-            from rich.table import Table
-
-            table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-            for place, head in enumerate(rows[0].as_row()):
-                table.add_column(head, justify="left" if place < 2 else "right")
-            for row in rows:
-                table.add_row(*(f"{x:.3f}" if isinstance(x, float) else str(x) for x in row.as_row().values()))
-            console().print(table)
+            _print_table([row.as_row() for row in rows])
         note(f"Table and plot: {out}")
+
+
+def _between(graphs: Sequence[GraphDataset], count: int | None, seed: int, out: Path, as_json: bool) -> None:
+    from flowpool.lab.between import METHODS, POINTS, between_plot, between_table, write_csv
+    from flowpool.lab.figures import style
+
+    rows = []
+    with progress() as bar:
+        for dataset in graphs:
+            task = bar.add_task(dataset.name, total=1 + len(METHODS) * len(POINTS), doing="")
+            rows += between_table(
+                dataset,
+                count=count,
+                seed=seed,
+                on_progress=lambda done, task=task: bar.update(task, advance=done),  # type: ignore[misc]
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(rows, out / "between.csv")
+    style.save(between_plot(rows), out / "between")
+    lines = [asdict(row) for row in rows]
+    if as_json:
+        print_json(lines)
+    else:
+        _print_table(lines)
+    note(f"Table and plot: {out}")
+
+
+def _print_table(lines: Sequence[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for place, head in enumerate(lines[0]):
+        table.add_column(head, justify="left" if place < 2 else "right")
+    for line in lines:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in line.values()))
+    console().print(table)

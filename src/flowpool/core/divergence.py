@@ -12,6 +12,7 @@ not drop out of the second, which is why P and Q are differentiable here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -122,12 +123,12 @@ class Energy:
         potential 30 epsilon behind.
         """
         with torch.no_grad():
-            cost = self.geometry.matrix(points, self.nodes)
+            opened = self.geometry.opened(points, self.nodes)
             if warm is None:
-                return self._evaluate(points, cost, None, None, tolerance)
-            potential = warm.xy.potential + (warm.xy.plan * (cost - warm.cost)).sum(-1) / self.point_masses
+                return self._evaluate(points, *opened, None, None, tolerance)
+            potential = warm.xy.potential + (warm.xy.plan * (opened[0] - warm.cost)).sum(-1) / self.point_masses
             self_potential = None if warm.xx is None else warm.xx.potential
-            return self._evaluate(points, cost, potential, self_potential, tolerance)
+            return self._evaluate(points, *opened, potential, self_potential, tolerance)
 
     @torch.no_grad()
     def evaluate_from(
@@ -138,25 +139,25 @@ class Energy:
         tolerance: Tensor | float = 1e-12,
     ) -> Evaluation:
         """The gradient at ``points`` with the inner problems started from given potentials ``(B, M)``."""
-        cost = self.geometry.matrix(points, self.nodes)
-        return self._evaluate(points, cost, potential, self_potential, tolerance)
+        opened = self.geometry.opened(points, self.nodes)
+        return self._evaluate(points, *opened, potential, self_potential, tolerance)
 
     def _evaluate(
         self,
         points: Tensor,
         cost: Tensor,
+        pulled: Callable[[Tensor], Tensor],
         potential: Tensor | None,
         self_potential: Tensor | None,
         tolerance: Tensor | float,
     ) -> Evaluation:
         xy = sinkhorn.solve(cost, self.point_masses, self.masses, self.epsilon, potential, tolerance)
-        gradient = self.geometry.pull_back(xy.plan, points, self.nodes)
+        gradient = pulled(xy.plan)
         if not self.debias:
-            return Evaluation(points, gradient.detach(), cost, xy, None)
-        cost_xx = self.geometry.matrix(points, points)
+            return Evaluation(points, gradient, cost, xy, None)
+        cost_xx, pulled = self.geometry.opened(points)
         xx = sinkhorn.solve_self(cost_xx, self.point_masses, self.epsilon, self_potential, tolerance)
-        gradient = gradient - self.geometry.pull_back(xx.plan, points, points)
-        return Evaluation(points, gradient.detach(), cost, xy, xx)
+        return Evaluation(points, gradient - pulled(xx.plan), cost, xy, xx)
 
     def gradient(self, points: Tensor, solved: Evaluation) -> Tensor:
         """The gradient at ``points`` as a differentiable function of them and of every tensor of the energy.
@@ -165,13 +166,12 @@ class Energy:
             points: ``(B, M, D)``, equal in value to ``solved.points``.
             solved: the tightly solved evaluation there; it supplies the values of the plans.
         """
-        cost = self.geometry.matrix(points, self.nodes)
+        cost, pulled = self.geometry.opened(points, self.nodes)
         plan = DifferentiablePlan.apply(cost, self.point_masses, self.masses, self.epsilon, solved.xy)
-        gradient = self.geometry.pull_back(plan, points, self.nodes)
+        gradient = pulled(plan)
         if solved.xx is not None:
-            cost_xx = self.geometry.matrix(points, points)
-            plan_xx = DifferentiableSelfPlan.apply(cost_xx, self.point_masses, self.epsilon, solved.xx)
-            gradient = gradient - self.geometry.pull_back(plan_xx, points, points)
+            cost, pulled = self.geometry.opened(points)
+            gradient = gradient - pulled(DifferentiableSelfPlan.apply(cost, self.point_masses, self.epsilon, solved.xx))
         return gradient
 
     def value(self, points: Tensor, solved: Evaluation) -> Tensor:

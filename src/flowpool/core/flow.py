@@ -21,8 +21,9 @@ from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, TIGHTEST
 from flowpool.core.divergence import Energy, Evaluation, Scales
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
-from flowpool.core.records import blank, put, take
+from flowpool.core.records import blank, mix, put, take
 from flowpool.core.systems import System, shifted_model
+from flowpool.core.updates import UpdateStep
 
 
 class Flowed(NamedTuple):
@@ -84,10 +85,11 @@ def follow(
     requests = {cloud: law.begin(clock, step_size or 0.0) for cloud, clock in enumerate(clocks)}
     equal = (energy.point_masses == energy.point_masses[:, :1]).all(-1).tolist()
     while requests:
-        way.perform(requests, clocks)
-        for cloud in list(requests):
+        now = _most_wanted(requests)
+        way.perform(now, clocks)
+        for cloud in now:
             requests[cloud] = law.advance(clocks[cloud], start.shape[1], equal[cloud], tolerance, max_steps)
-        way.arrive([cloud for cloud in requests if clocks[cloud].arrived])
+        way.arrive([cloud for cloud in now if clocks[cloud].arrived])
         requests = {cloud: request for cloud, request in requests.items() if request != FINISHED}
     here = way.here
     residual = start.new_tensor([clock.residual for clock in clocks])
@@ -96,17 +98,32 @@ def follow(
     return Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, singular)
 
 
+def _most_wanted(requests: dict[int, int]) -> dict[int, int]:
+    """The requests that can be done together and that most clouds wait for.
+
+    The others wait until they are more: what is done costs as much for many clouds as for one, and none feels the others.
+    """
+    kinds: dict[int, dict[int, int]] = {}
+    for cloud, request in requests.items():
+        kinds.setdefault(TRY if request in _EVALUATE else request, {})[cloud] = request
+    return max(kinds.values(), key=len)
+
+
 class _Way:
     """The vectors of a batch of clouds on their way; ``here`` and ``there`` are X and X' of the law."""
 
     def __init__(self, energy: Energy, start: Tensor, keep_pairs: bool) -> None:
         self.energy, self.keep_pairs = energy, keep_pairs
         self.unit: Scales = energy.scales
+        # What makes 2 / M of the typical curvature of each cloud, (B,): one for the squared Euclidean cost.
+        self.per_curvature = 2 / self.unit.stiffness.sum(-1)
         self.here: Evaluation = energy.evaluate(start)
         self.there = self.here
         self.vectors = {name: torch.zeros_like(start) for name in (*_VECTORS, "before")}
         self.curvature: Curvature | None = None
         self._part: tuple[tuple[int, ...], Tensor, Energy] | None = None
+        self._moves = [0] * len(start)  # how often each cloud has moved, or its curvature was looked at
+        self._last: tuple[tuple[tuple[int, int], ...], Evaluation, System] | None = None
 
     def perform(self, requests: dict[int, int], clocks: list[_Clock]) -> None:
         """Does what the clouds are asked for, and writes what was measured on their clocks."""
@@ -131,8 +148,14 @@ class _Way:
     def arrive(self, clouds: list[int]) -> None:
         """Makes X' the new X."""
         if clouds:
-            index = self._index(clouds)
-            self.here = put(self.here, index, take(self.there, index))
+            arriving = set(clouds)
+            chosen = [cloud in arriving for cloud in range(len(self.here.points))]
+            self.here = mix(torch.tensor(chosen, device=self.here.points.device), self.there, self.here)
+            self._note(clouds)
+
+    def _note(self, clouds: list[int]) -> None:
+        for cloud in clouds:
+            self._moves[cloud] += 1
 
     def _index(self, clouds: list[int]) -> Tensor:
         """Where some clouds are; a lone one stands twice if it must not be computed alone."""
@@ -157,11 +180,12 @@ class _Way:
             chosen = index[torch.tensor(racing, device=index.device)]
             for name in ("velocity", "before"):
                 self._set(name, chosen, now[torch.tensor(racing, device=index.device)])
-        factors = here.points.new_tensor([_FACTORS[requests[cloud]](clocks[cloud]) for cloud in order])
+        rows = [_FACTORS[requests[cloud]](clocks[cloud]) for cloud in order]
+        factors = here.points.new_tensor(rows)
         landing = [cloud for cloud in clouds if requests[cloud] == LAND]
         target = here.points
         for column, name in enumerate(_VECTORS):
-            if any(row for row in factors[:, column].tolist()):
+            if any(row[column] for row in rows):
                 target = target + factors[:, column, None, None] * self.vectors[name][index]
         if landing:
             places = self._index(landing)
@@ -175,12 +199,12 @@ class _Way:
         """After an evaluation that moves X for certain. That of X^(0) was made at once for all."""
         self.arrive(clouds)
         index = self._index(clouds)
-        here, radius, stiffness = take(self.here, index), self.unit.radius[index], self.unit.stiffness[index]
-        least = 0.01 * here.points.shape[1] * radius.square()
-        extent = (here.points - self.unit.centre[index]).square().sum((-1, -2)).clamp_min(least).sqrt() / radius
-        measured = {"size": self._size(here.gradient, index), "extent": extent, "error": here.error}
+        points, gradient, radius = self.here.points[index], self.here.gradient[index], self.unit.radius[index]
+        least = 0.01 * points.shape[1] * radius.square()
+        extent = (points - self.unit.centre[index]).square().sum((-1, -2)).clamp_min(least).sqrt() / radius
+        measured = {"size": self._size(gradient, index), "extent": extent, "error": self.here.error[index]}
         if request != TIGHTEN:
-            now = -here.gradient / stiffness.unsqueeze(-1)
+            now = -gradient / self.unit.stiffness[index].unsqueeze(-1)
             swerve = now - self.vectors["before"][index]
             self._set("swerve", index, swerve)
             measured |= {"speed": _norm(now) / radius, "swerve": _norm(swerve) / radius}
@@ -199,15 +223,23 @@ class _Way:
         )
 
     def _curve(self, clouds: list[int]) -> None:
+        if self.curvature is None:
+            _, self._part = self.energy.leading, None  # found once for all clouds, and then known of every part
         index, energy = self._select(clouds)
         found = curvature(energy, take(self.here, index))
         whole = blank(found, len(self.here.points)) if self.curvature is None else self.curvature
         self.curvature = put(whole, index, found)
+        self._note(clouds)
 
     def _system(self, clouds: list[int]) -> tuple[Tensor, Evaluation, System]:
+        """What linear systems with the Hessian at X need; the last is kept, for the next request is often for the same."""
         index, energy = self._select(clouds)
-        here = take(self.here, index)
-        return index, here, System(take(self.curvature, index), hessian_product(energy, here))  # type: ignore[arg-type]
+        key = tuple((cloud, self._moves[cloud]) for cloud in clouds)
+        if self._last is None or self._last[0] != key:
+            here = take(self.here, index)
+            system = System(take(self.curvature, index), hessian_product(energy, here))  # type: ignore[arg-type]
+            self._last = key, here, system
+        return index, *self._last[1:]
 
     def _solve_shifted(self, clouds: list[int], clocks: list[_Clock], request: int) -> None:
         index, here, system = self._system(clouds)
@@ -253,17 +285,12 @@ class _Way:
             for cloud in clouds:
                 clocks[cloud].definite = clocks[cloud].flattest > -FLAT
 
-    def _per_curvature(self, index: Tensor) -> Tensor:
-        """What makes 2 / M of the typical curvature of each cloud, ``(B,)``: one for the squared Euclidean cost."""
-        stiffness = self.unit.stiffness[index]
-        return 2 / stiffness.sum(-1)
-
     def _slope(self, direction: Tensor, gradient: Tensor, index: Tensor) -> Tensor:
         inner = (direction * gradient).sum((-1, -2))
-        return inner * self._per_curvature(index) / self.unit.radius[index].square()
+        return inner * self.per_curvature[index] / self.unit.radius[index].square()
 
     def _size(self, gradient: Tensor, index: Tensor) -> Tensor:
-        return _norm(gradient) * self._per_curvature(index) / self.unit.radius[index]
+        return _norm(gradient) * self.per_curvature[index] / self.unit.radius[index]
 
     def _set(self, name: str, index: Tensor, values: Tensor) -> None:
         self.vectors[name] = self.vectors[name].index_copy(0, index, values)
@@ -296,7 +323,7 @@ def descend(
     step_size: float,
     max_steps: int,
     tolerance: float,
-    update: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    update_step: UpdateStep | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Algorithm 1 with a fixed step, recorded by autograd: X^(L) and the number of steps of each cloud.
 
@@ -306,19 +333,23 @@ def descend(
         step_size: tau.
         max_steps: L.
         tolerance: a cloud whose velocity is below this, in units of R, has arrived and is left alone.
-        update: update_step of the paper, ``(points, velocity, step) -> points``; gradient descent unless given.
+        update_step: as in the paper, see :mod:`flowpool.core.updates`. Otherwise a step along the velocity
+            ``-grad / (2 a)``, in the metric of the masses.
     """
-    update = update or (lambda points, velocity, step: points + step * velocity)
     slowness = 2 * energy.point_masses.unsqueeze(-1)  # (B, M, 1)
+    state = None
     points, here = start, None
     steps = torch.zeros_like(energy.epsilon, dtype=torch.long)
-    length = torch.full_like(slowness, step_size)
     for _ in range(max_steps):
         here = energy.evaluate(points.detach(), here, TIGHTEST)
         going = _norm(here.gradient / slowness) > tolerance * energy.scales.radius
         if not bool(going.any()):
             break
-        velocity = -energy.gradient(points, here) / slowness
-        points = torch.where(going[:, None, None], update(points, velocity, length), points)
+        gradient = energy.gradient(points, here) if torch.is_grad_enabled() else here.gradient
+        if update_step is None:
+            moved = points - step_size * gradient / slowness
+        else:
+            moved, state = update_step(points, gradient, step_size, state)
+        points = torch.where(going[:, None, None], moved, points)
         steps += going
     return points, steps

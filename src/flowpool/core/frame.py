@@ -4,6 +4,9 @@ Where the cost allows it (it commutes with moving and scaling both clouds), a gr
 variance one. A cost that only weighs the features is taken into the frame, by an own unit for each of them, so that
 the solver meets the squared Euclidean cost. The way there and back is made of ordinary differentiable tensors, so that
 the dependence of the frame on the nodes, on their masses and on the weights of the features needs no further thought.
+
+With an absolute reference and epsilon no pooled point depends on the frame: it is a choice of coordinates, and its mean and
+unit are constants.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ class Frame:
         return torch.where(self.broken[:, None, None], torch.nan, placed)
 
 
-def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: Tensor, relative: bool) -> Frame:
+def make_frame(
+    clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: Tensor, relative: bool, plain: bool = False
+) -> Frame:
     """The frame of each graph.
 
     Args:
@@ -65,8 +70,9 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
         geometry: the cost.
         epsilon: in units of the mean cost to the mean if relative, ``(B,)``.
         reference: in units of R around the mean if relative, ``(M, D)``.
+        plain: leave the coordinates as they are given, whatever the cost allows.
     """
-    degree = geometry.cost.degree
+    degree = None if plain else geometry.cost.degree
     empty = clouds.sizes == 0
     broken = clouds.sum((~clouds.nodes.detach().isfinite()).any(-1).to(clouds.masses.dtype)) > 0
     # Broken graphs leave the computation here; zeros keep their NaN out of everything that is shared.
@@ -86,19 +92,22 @@ def make_frame(clouds: Clouds, geometry: Geometry, epsilon: Tensor, reference: T
         framed, origin, unit = clouds, torch.zeros_like(mean), torch.ones_like(radius)
         scale = unit.unsqueeze(-1)
     else:
-        origin, unit = mean, radius
-        if weights is None:
-            scale = radius.unsqueeze(-1)
-        else:
+        unit, per_feature = radius, torch.ones_like(radius).unsqueeze(-1)
+        if weights is not None:
             weighted = centred * weights
             unit, single = _radius(clouds, weighted, _largest(clouds, weighted), single)
-            scale, geometry = unit.unsqueeze(-1) / weights, Geometry(SquaredEuclidean())
+            per_feature, geometry = 1 / weights, Geometry(SquaredEuclidean())
+        origin = mean
+        if not relative:  # all points of a graph that is one point sit at its mean, however that moves
+            origin, unit = torch.where(single.unsqueeze(-1), mean, mean.detach()), unit.detach()
+            centred = nodes - origin[clouds.batch]
+        scale = unit.unsqueeze(-1) * per_feature
         framed = clouds.moved(centred / scale[clouds.batch])
     centre, size = (mean - origin) / scale, radius.unsqueeze(-1) / scale  # of the graph in its frame
 
     if relative:
         start = centre.unsqueeze(1) + size.unsqueeze(1) * reference
-        if not geometry.is_squared_euclidean:  # whose mean cost to the mean is one in the frame
+        if plain or not geometry.is_squared_euclidean:  # whose mean cost to the mean is one in the frame
             mean_cost = clouds.sum(clouds.masses * geometry.pairwise(centre[clouds.batch], framed.nodes))
             single = single | ~(mean_cost > 0)
             epsilon = epsilon * torch.where(single, 1.0, mean_cost)

@@ -31,7 +31,12 @@ class Gradients(NamedTuple):
 
 
 def vector_jacobian(
-    energy: Energy, solved: Evaluation, cotangent: Tensor, ridge: Tensor, wanted: set[str]
+    energy: Energy,
+    solved: Evaluation,
+    cotangent: Tensor,
+    ridge: Tensor,
+    wanted: set[str],
+    weights: Tensor | None = None,
 ) -> tuple[Gradients, Adjoint]:
     """Gradients of ``<v, X*>`` in the named tensors of the energy, and the linear solve behind them.
 
@@ -39,10 +44,10 @@ def vector_jacobian(
         energy: the clouds.
         solved: the evaluation at X*, with tightly solved inner problems.
         cotangent: v, ``(B, M, D)``.
-        ridge: see :meth:`flowpool.core.systems.System.adjoint`.
+        ridge, weights: see :meth:`flowpool.core.systems.System.adjoint`.
         wanted: of ``"nodes"``, ``"masses"``, ``"point_masses"``, ``"epsilon"`` and names of cost parameters.
     """
-    adjoint = System(curvature(energy, solved), hessian_product(energy, solved)).adjoint(cotangent, ridge)
+    adjoint = System(curvature(energy, solved), hessian_product(energy, solved)).adjoint(cotangent, ridge, weights)
     if energy.geometry.is_squared_euclidean and energy.debias and "point_masses" not in wanted:
         return squared_euclidean_gradients(energy, solved, adjoint.solution), adjoint
     names = ("nodes", "masses", "point_masses", "epsilon")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
+import torch
 from torch import Tensor
 
 Record = TypeVar("Record")
@@ -18,6 +19,11 @@ def take(record: Record, index: Tensor) -> Record:
 def put(record: Record, index: Tensor, entries: Record) -> Record:
     """The record with the entries at some places replaced."""
     return _each(lambda value, new: value.index_copy(0, index, new), record, entries)
+
+
+def mix(chosen: Tensor, entries: Record, record: Record) -> Record:
+    """The entries where they are chosen, ``(B,)`` bool, and those of the record elsewhere."""
+    return _each(lambda new, value: torch.where(chosen.view(-1, *[1] * (value.dim() - 1)), new, value), entries, record)
 
 
 def blank(record: Record, count: int) -> Record:

@@ -134,15 +134,15 @@ def solve(
         conditional = ((trial.unsqueeze(-1) - cost) / level).softmax(-2)
         return conditional * weights, conditional
 
-    def newton(plan: Tensor, conditional: Tensor, slack: Tensor, ridge: Tensor) -> Tensor:
-        return _solve(schur(plan, conditional, ridge * point_masses), slack)
+    def newton(plan: Tensor, conditional: Tensor, rows: Tensor, slack: Tensor, ridge: Tensor) -> Tensor:
+        return _solve(_schur(plan, conditional, rows, ridge * point_masses), slack)
 
     return _ascend(plan_at, newton, potential, epsilon, point_masses, tolerance)
 
 
 def _ascend(
     plan_at: Callable[[Tensor], tuple[Tensor, Tensor]],
-    newton: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    newton: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor],
     potential: Tensor,
     epsilon: Tensor,
     point_masses: Tensor,
@@ -152,7 +152,7 @@ def _ascend(
 
     Args:
         plan_at: maps a potential to the plan P and the conditional A.
-        newton: maps P, A, the slack of the rows and a ridge ``(B, 1)`` to a step in units of epsilon.
+        newton: maps P, A, the sums of the rows of P, their slack and a ridge ``(B, 1)`` to a step in units of epsilon.
     """
     target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(ROUNDING).unsqueeze(-1)
     level = epsilon.unsqueeze(-1)
@@ -162,7 +162,8 @@ def _ascend(
     refused, iterations = (torch.zeros_like(level, dtype=torch.long) for _ in range(2))
     for iteration in range(MAX_ITERATIONS + 1):
         plan, conditional = plan_at(trial)
-        slack = point_masses - plan.sum(-1)
+        rows = plan.sum(-1)
+        slack = point_masses - rows
         error = slack.abs().sum(-1, keepdim=True)
         # A step is kept if it halves the error, or if the concave objective still rises where it ends.
         kept = (error <= smallest / 2) | ((slack * (trial - base)).sum(-1, keepdim=True) >= 0)
@@ -170,10 +171,10 @@ def _ascend(
         settled = (error <= target) | (refused > _HOPELESS)
         if iteration == MAX_ITERATIONS or bool(settled.all()):
             break
-        following = torch.addcmul(trial, level, newton(plan, conditional, slack, damping * error))
+        following = torch.addcmul(trial, level, newton(plan, conditional, rows, slack, damping * error))
         following = torch.where(kept, following, base.lerp(trial, 0.25))
         base, smallest = torch.where(kept, trial, base), torch.where(kept, error, smallest)
-        damping = damping * torch.where(kept, 0.3, 10.0)
+        damping = torch.where(kept, 0.3 * damping, 10.0 * damping)
         trial = torch.where(settled, trial, following)
         iterations = iterations + ~settled
     return Transport(trial, conditional, plan, error.squeeze(-1), iterations.squeeze(-1))
@@ -216,8 +217,13 @@ def schur(plan: Tensor, conditional: Tensor, ridge: Tensor | float = 0.0) -> Ten
     It vanishes on the constants, which change no plan; the added constant decides those. Where the plan is nearly a
     matching it vanishes altogether, and so do the right-hand sides; the small diagonal keeps 0 / 0 away.
     """
+    return _schur(plan, conditional, plan.sum(-1), ridge)
+
+
+def _schur(plan: Tensor, conditional: Tensor, rows: Tensor, ridge: Tensor | float) -> Tensor:
+    """:func:`schur`, given the sums ``P 1``."""
     matrix = 1.0 / plan.shape[-2] ** 2 - torch.bmm(plan, conditional.transpose(-1, -2))
-    matrix.diagonal(dim1=-2, dim2=-1).add_((1 + MATCHING) * plan.sum(-1) + ridge)
+    matrix.diagonal(dim1=-2, dim2=-1).add_((1 + MATCHING) * rows + ridge)
     return matrix
 
 
@@ -274,15 +280,16 @@ def solve_self(
     if potential is None:
         potential = epsilon[:, None] / 2 * masses.log()
     level = epsilon[:, None, None]
+    present = masses > 0
 
     def plan_at(trial: Tensor) -> tuple[Tensor, Tensor]:
         plan = ((trial.unsqueeze(-1) + trial.unsqueeze(-2) - cost) / level).exp()
         return plan, plan
 
-    def newton(plan: Tensor, _: Tensor, slack: Tensor, __: Tensor) -> Tensor:
+    def newton(plan: Tensor, _: Tensor, __: Tensor, slack: Tensor, ___: Tensor) -> Tensor:
         matrix = plan.clone()
         # A node without mass has an empty row; the one on its diagonal keeps the matrix invertible.
-        matrix.diagonal(dim1=-2, dim2=-1).add_(torch.where(masses > 0, masses - slack, 1.0))
+        matrix.diagonal(dim1=-2, dim2=-1).add_(torch.where(present, masses - slack, 1.0))
         step = _solve(matrix, slack)
         return step / step.abs().amax(-1, keepdim=True).clamp_min(1.0)  # beyond one epsilon exp outruns its tangent
 

@@ -76,7 +76,7 @@ def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(matrix.shape[-1] // shift.shape[-1], -1))
     factor, failed = torch.linalg.cholesky_ex(matrix)
     pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    return factor, (failed == 0) & pivots.isfinite(), pivots
+    return factor, (failed == 0) & (pivots < torch.inf), pivots  # a square: not finite is infinite or NaN
 
 
 class Solved(NamedTuple):
@@ -211,7 +211,7 @@ class System(NamedTuple):
         solution = torch.where(known[:, None, None], at_once, found.solution)
         return Solved(solution, torch.where(known, endless, found.flattest))
 
-    def adjoint(self, cotangent: Tensor, ridge: Tensor) -> Adjoint:
+    def adjoint(self, cotangent: Tensor, ridge: Tensor, weights: Tensor | None = None) -> Adjoint:
         r"""The solution of the paper's normal equations :math:`(H H + \lambda) w = H v`.
 
         They are definite for any H, and solved by conjugate gradients with the squared inverse of the model, from the
@@ -221,9 +221,12 @@ class System(NamedTuple):
         Args:
             cotangent: v, ``(B, M, D)``.
             ridge: lambda, in units of the square of the Hessian's scale, ``(B,)``.
+            weights: s, ``(D,)``, if the feature d is ``s_d`` times what it is where the equations are meant. They are then
+                :math:`(H s^2 H + \lambda s^{-2}) w = H s^2 v`.
         """
         curvature, unit = self.curvature, self.curvature.unit
-        penalty = (ridge * unit.mean(-1).square())[:, None, None]
+        squares = cotangent.new_ones(()) if weights is None else weights.square()
+        penalty = (ridge * unit.mean(-1).square())[:, None, None] / squares
         shift = ridge.sqrt().clamp_min(LEAST_SHIFT)
         model = shifted_model(curvature, shift)
         for _ in range(12):  # H may be indefinite where the flow was cut off; any definite model will do
@@ -240,9 +243,9 @@ class System(NamedTuple):
             solution = torch.where(sound[:, None, None], solution, damped.solution)
 
         def normal(value: Tensor) -> Tensor:
-            return self.product(self.product(value)) + penalty * value
+            return self.product(squares * self.product(value)) + penalty * value
 
-        image = self.product(cotangent)
+        image = self.product(squares * cotangent)
         goal = ADJOINT**2 * _inner(*[model.solve(image)] * 2)
         rest = image - normal(solution)
         half = model.solve(rest)

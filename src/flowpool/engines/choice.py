@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 
 import torch
+from torch import Tensor
 
+from flowpool.costs import Cost, SquaredEuclidean, is_weighing
 from flowpool.engines.seam import Problem
+from flowpool.options import Options
 
 _log = logging.getLogger("flowpool")
 _said: set[str] = set()
@@ -33,18 +36,18 @@ def _import_kernels() -> str | None:
 def give_up_kernels(reason: str, problem: Problem) -> None:
     """Remembers that kernels cannot be compiled here; an error if they were asked for, else torch will do."""
     _broken.append(reason)
-    use_kernels(problem)
+    use_kernels(problem.options, problem.geometry.cost, problem.point_masses, problem.relative)
 
 
 _broken: list[str] = []
 
 
-def use_kernels(problem: Problem) -> bool:
+def use_kernels(options: Options, cost: Cost, point_masses: Tensor | None, relative: bool) -> bool:
     """Whether the compiled engine is to be used; an error if it is asked for and cannot serve."""
-    name = problem.options.engine
+    name = options.engine
     if name == "torch":
         return False
-    obstacle = _obstacle(problem)
+    obstacle = _obstacle(options, cost, point_masses, relative)
     if obstacle is None:
         absent = (_broken[0] if _broken else None) or missing_kernels()
         if absent is None:
@@ -58,22 +61,32 @@ def use_kernels(problem: Problem) -> bool:
     return False
 
 
-def _obstacle(problem: Problem) -> str | None:
+def _obstacle(options: Options, cost: Cost, point_masses: Tensor | None, relative: bool) -> str | None:
     """What about the problem the compiled engine cannot do."""
-    options, geometry = problem.options, problem.geometry
     if options.gradient == "unrolled":
         return "it does not record the steps, as gradient='unrolled' must"
-    if problem.nodes.device.type != "cpu":
-        return f"it runs on the CPU, the nodes are on {problem.nodes.device}"
-    if not geometry.is_squared_euclidean and geometry.feature_weights is None:
-        return f"it knows the squared Euclidean cost, not {geometry.cost}"
+    if not is_weighing(cost):
+        return f"it knows the squared Euclidean cost, not {cost}"
     if not options.debias:
         return "it descends the Sinkhorn divergence, not the loss alone (debias=False)"
+    if options.update_step is not None:
+        return "it does not run Algorithm 1 to the letter (update_step is given)"
     if options.step_size is not None:
         return "it chooses its steps itself (step_size is given)"
-    if problem.point_masses.requires_grad and torch.is_grad_enabled():
+    if not (isinstance(cost, SquaredEuclidean) or relative or options.ridge is None):
+        return "it knows the ridge of a Mahalanobis cost in relative units only (relative=False)"
+    if isinstance(point_masses, Tensor) and point_masses.requires_grad and torch.is_grad_enabled():
         return "it gives no gradient in point_masses"
     return None
+
+
+def say_where(device: torch.device) -> None:
+    """Logs once that batches of another device are pooled on the CPU."""
+    if not torch.compiler.is_compiling():
+        say_once(
+            f"Graphs on {device} are pooled by kernels on the CPU and brought back, which is quicker for small graphs; "
+            "pass engine='torch' to stay on the device."
+        )
 
 
 def say_once(text: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowpool.core.constants import hull_tolerance
+from flowpool.core.constants import RIDGE, hull_tolerance
 from flowpool.engines.seam import Gradients, Problem, Solution
 
 
@@ -50,7 +50,7 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
     found = kernels.adjoint(
         kernels.make_batch(rows, masses, ptr), order, kernels.Frames.of(table), _feature_weights(problem), reference,
         inside, potential, self_potential, point_masses, level, problem.relative, hull_tolerance(problem.resolution),
-        problem.options.ridge, upstream, torch.get_num_threads(),
+        _ridge(problem), upstream, torch.get_num_threads(),
     )  # fmt: skip
     by_name = {"nodes": found.nodes, "epsilon": found.epsilon}
     given = _array(problem.masses)
@@ -61,6 +61,14 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
         by_name["cost.weight"] = found.weights * _array(weights)  # the parameter is the logarithm
     tensors = {name: torch.from_numpy(value) for name, value in by_name.items()}
     return Gradients(tensors, torch.from_numpy(found.residual), torch.from_numpy(found.damped))
+
+
+def _ridge(problem: Problem) -> float:
+    """Lambda in units of the square of the Hessian's scale, 2 / M."""
+    ridge, num_points = problem.options.ridge, len(problem.point_masses)
+    if ridge is None:
+        return RIDGE
+    return ridge if problem.relative else ridge * (num_points / 2) ** 2
 
 
 def _feature_weights(problem: Problem) -> Any:

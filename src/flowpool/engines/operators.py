@@ -21,7 +21,7 @@ from flowpool.options import Options
 # Mahalanobis cost, and five numbers.
 _GIVEN = (
     "Tensor nodes, Tensor? masses, Tensor batch, Tensor ptr, Tensor reference, Tensor point_masses, Tensor epsilon, "
-    "Tensor? weight, bool relative, float resolution, float tolerance, int max_steps, float ridge"
+    "Tensor? weight, bool relative, float resolution, float tolerance, int max_steps, float? ridge"
 )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flowpool.costs import Geometry
+from flowpool.engines.devices import readable
 from flowpool.options import Options
 
 _OF_COST = "cost."  # before the name of a parameter of the cost
@@ -135,15 +136,28 @@ class BackwardReport:
         damped: whether the Hessian was singular, so that the ridge decided along its flat directions, ``(B,)`` bool.
     """
 
-    def __init__(self) -> None:
-        self.residual: Tensor | None = None
-        self.damped: Tensor | None = None
+    def __init__(self, device: torch.device) -> None:
+        self._device = device  # the caller's; what the kernels found stays on the host until somebody asks
+        self._found: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def residual(self) -> Tensor | None:
+        return None if self._found is None else readable(self._found[0], self._device)
+
+    @property
+    def damped(self) -> Tensor | None:
+        return None if self._found is None else self._found[1].to(self._device)
+
+    def conclude(self, residual: Tensor, damped: Tensor) -> None:
+        """Keeps what a backward pass found."""
+        self._found = residual, damped
 
     def __repr__(self) -> str:
-        if self.residual is None or self.damped is None:
+        if self._found is None:
             return "BackwardReport(no backward pass yet)"
-        worst = float(self.residual.nan_to_num(0.0).max()) if self.residual.numel() else 0.0
-        return f"BackwardReport({self.residual.numel()} graphs, {int(self.damped.sum())} damped, residual {worst:.1e})"
+        residual, damped = self._found
+        worst = float(residual.nan_to_num(0.0).max()) if residual.numel() else 0.0
+        return f"BackwardReport({residual.numel()} graphs, {int(damped.sum())} damped, residual {worst:.1e})"
 
 
 def pooled_by(engine: Engine, problem: Problem, report: BackwardReport) -> Solution:
@@ -183,7 +197,7 @@ class _Pool(torch.autograd.Function):
         problem = call.problem.having(dict(zip(names, saved[: len(names)], strict=True)))
         wanted = {name for name, needed in zip(names, ctx.needs_input_grad[1:], strict=True) if needed}
         found = call.engine.adjoint(problem, Solution(*saved[len(names) :]), upstream, wanted)
-        call.report.residual, call.report.damped = found.residual, found.damped
+        call.report.conclude(found.residual, found.damped)
         return (None, *(found.by_name.get(name) if name in wanted else None for name in names))
 
 

@@ -16,16 +16,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowpool.core import flow
-from flowpool.core.constants import FARAWAY
+from flowpool.core import flow, updates
+from flowpool.core.constants import FARAWAY, RIDGE
 from flowpool.core.divergence import Energy
 from flowpool.core.flow import Flowed
 from flowpool.core.frame import Frame, make_frame
 from flowpool.core.implicit import vector_jacobian
 from flowpool.core.measures import Clouds, sorted_clouds
 from flowpool.core.records import put
+from flowpool.core.updates import UpdateStep
 from flowpool.costs import Geometry
 from flowpool.engines.seam import Gradients, Problem, Solution
+from flowpool.options import Options
 from flowpool.status import Status
 
 _ALONE = 4096  # graphs above this size are always computed alone; below, always in company
@@ -155,11 +157,22 @@ class FramedGradients(NamedTuple):
 
 @torch.no_grad()
 def adjoint_framed(
-    problem: Framed, ended: Flowed, cotangent: Tensor, ridge: float, wanted: set[str]
+    problem: Framed,
+    ended: Flowed,
+    cotangent: Tensor,
+    ridge: float,
+    wanted: set[str],
+    unit: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> FramedGradients:
     """Gradients of ``<cotangent, X*>`` for all graphs, by :func:`flowpool.core.implicit.vector_jacobian`.
 
     What is not in ``wanted`` costs nothing and comes back as zeros.
+
+    Args:
+        ridge: lambda, in units of the square of the Hessian's scale.
+        unit: or, if this is how much the frame's unit of curvature is outside, ``(B,)``, as it stands in the paper.
+        weights: of the features in the frame, see :meth:`flowpool.core.systems.System.adjoint`.
     """
     clouds, tensors = problem.clouds, problem.geometry.tensors
     nodes = torch.cat([torch.zeros_like(clouds.nodes), clouds.nodes.new_zeros(1, clouds.nodes.shape[1])])
@@ -174,7 +187,10 @@ def adjoint_framed(
             ended.points[graphs], ended.potential[graphs], ended.self_potential[graphs], _TIGHT
         )
         seed = cotangent[graphs] * fresh[:, None, None]
-        found, system = vector_jacobian(energy, solved, seed, torch.full_like(energy.epsilon, ridge), wanted)
+        level = torch.full_like(energy.epsilon, ridge)
+        if unit is not None:
+            level = level / (unit[graphs] * energy.scales.stiffness.mean(-1)).square()
+        found, system = vector_jacobian(energy, solved, seed, level, wanted, weights)
         if found.nodes is not None:
             nodes[bucket.gather[fresh]] = found.nodes[fresh]
         if found.masses is not None:
@@ -190,11 +206,20 @@ def adjoint_framed(
     return FramedGradients(nodes[:-1], masses[:-1], start, point_masses, epsilon, parameters, residual, damped)
 
 
-def unrolled(problem: Framed, step_size: float, max_steps: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """X^(L) of all graphs by Algorithm 1 with every step recorded, and the number of steps."""
+def _recipe(options: Options) -> bool:
+    """Whether the steps are those of Algorithm 1 and no others."""
+    return options.gradient == "unrolled" or options.update_step is not None
+
+
+def descended(
+    problem: Framed, step_size: float, max_steps: int, tolerance: float, update_step: UpdateStep | None = None
+) -> tuple[Tensor, Tensor]:
+    """X^(L) of all graphs by Algorithm 1, every step recorded where grad mode is on, and the number of steps."""
     points, steps = problem.start, torch.zeros_like(problem.epsilon, dtype=torch.long)
     for bucket in buckets(problem):
-        found, taken = flow.descend(bucket.energy, problem.start[bucket.graphs], step_size, max_steps, tolerance)
+        found, taken = flow.descend(
+            bucket.energy, problem.start[bucket.graphs], step_size, max_steps, tolerance, update_step
+        )
         graphs = bucket.graphs[bucket.fresh]
         points = points.index_copy(0, graphs, found[bucket.fresh])
         steps = steps.index_copy(0, graphs, taken[bucket.fresh])
@@ -226,11 +251,10 @@ def framed(problem: Problem) -> tuple[Framed, Frame, Tensor]:
     precision = problem.reference.dtype
     masses = None if problem.masses is None else problem.masses.to(precision)
     clouds, order = sorted_clouds(problem.nodes.to(precision), masses, problem.ptr, problem.batch)
-    frame = make_frame(clouds, problem.geometry, problem.epsilon, problem.reference, problem.relative)
+    literal = problem.options.update_step is not None
+    frame = make_frame(clouds, problem.geometry, problem.epsilon, problem.reference, problem.relative, literal)
     start = frame.start
-    if (
-        frame.geometry.is_squared_euclidean and problem.options.gradient != "unrolled"
-    ):  # which begins where it was told to
+    if frame.geometry.is_squared_euclidean and not _recipe(problem.options):  # which begins where it was told to
         start = _near(start, problem.point_masses)
     inside = Framed(
         frame.clouds, start, problem.point_masses, frame.epsilon, frame.geometry, problem.options.debias,
@@ -253,9 +277,10 @@ def solve(problem: Problem) -> Solution:
         inside, frame, order = framed(problem)
         chosen = frame.solvable.nonzero().squeeze(-1)
         part = inside.select(chosen)
-        if options.gradient == "unrolled":
+        if _recipe(options):
             step_size = _UNROLLED_STEP if options.step_size is None else options.step_size
-            points, steps = unrolled(part, step_size, options.max_steps, options.tolerance)
+            update_step = None if options.update_step is None else updates.resolve(options.update_step)
+            points, steps = descended(part, step_size, options.max_steps, options.tolerance, update_step)
             # What is left at the end of the recorded steps: judged there, without moving.
             ended = judge(replace(part.detached(), start=points.detach()))._replace(points=points, steps=steps)
         else:
@@ -284,6 +309,9 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
             inside, frame, _ = framed(problem.having(leaves))
             points = solution.inside.detach().requires_grad_()
             outside = frame.outside(points).to(problem.nodes.dtype)
+            fixed = inside.start  # along flat directions the points are where they began, or, if that is absolute, ...
+            if not problem.relative:  # ... nothing that happens to the frame moves them
+                fixed = (frame.outside(points.detach()).detach() - frame.mean.unsqueeze(1)) / frame.scale.unsqueeze(1)
         seed = torch.autograd.grad(outside, points, cotangent, retain_graph=True)[0].nan_to_num(0.0)
         chosen = frame.solvable.nonzero().squeeze(-1)
         part, count = inside.detached().select(chosen), problem.num_graphs
@@ -293,7 +321,14 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
         inner |= {"point_masses": inside.point_masses, **inside.geometry.tensors}
         needed = {name for name, value in inner.items() if value.requires_grad}
         parameters = [name for name in inside.geometry.tensors if name in needed]
-        found = adjoint_framed(part, ended, seed[chosen], problem.options.ridge, needed)
+        ridge, unit, weights = RIDGE if problem.options.ridge is None else problem.options.ridge, None, None
+        if not problem.relative and problem.options.ridge is not None:
+            weights = problem.geometry.feature_weights
+            scale = frame.scale if weights is None else frame.scale * weights
+            unit = frame.cost_unit / scale.detach()[:, 0].square()
+        found = adjoint_framed(
+            part, ended, seed[chosen], ridge, needed, None if unit is None else unit[chosen], weights
+        )
         own = frame.solvable[inside.clouds.batch]
         pairs = [
             (outside, cotangent),
@@ -301,7 +336,7 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
             (inside.clouds.masses, torch.zeros_like(inside.clouds.masses).masked_scatter(own, found.masses)),
             (inside.epsilon, _rows(found.epsilon, chosen, count)),
             (inside.point_masses, found.point_masses),
-            (inside.start, _rows(found.start, chosen, count)),
+            (fixed, _rows(found.start, chosen, count)),
             *((inside.geometry.tensors[name], found.parameters[name]) for name in parameters),
         ]
         pairs = [(value, gradient) for value, gradient in pairs if value.requires_grad]

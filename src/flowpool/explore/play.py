@@ -44,6 +44,7 @@ class Question(NamedTuple):
             debias=self.debias,
             gradient="none",
             max_steps=max_steps,
+            on_failure="ignore",  # the page shows the status
         )
 
 

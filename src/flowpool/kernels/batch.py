@@ -286,7 +286,7 @@ def adjoint(
     Args:
         order: which node of the caller stands at each place, ``(N,)``.
         weights: as for :func:`frame`.
-        reference: as for :func:`begin`. Where it is absolute, flat directions of X* depend on the frame through it.
+        reference: as for :func:`begin`.
         points, potentials, self_potentials: of :class:`Solved`.
         epsilon: as given, ``(B,)``.
         relative: as for :func:`begin`.
@@ -342,38 +342,34 @@ def adjoint(
         answers.append((graph, one, answer))
         if follows:
             left[graph] = answer.left
-    shape = (frames.kind, frames.scale, frames.unit, frames.share, weights, points, cotangent)
-    begun = _begun(left, start, frames.radius, relative)
+    shape = (frames.kind, frames.scale, frames.share, weights, points, cotangent)
+    begun = _begun(left, start if relative else points, frames.radius, relative)
     leave_frames(
-        framed, masses, ptr, order, others, *shape, level, relative, inside.nodes, inside.masses, inside.epsilon,
-        *begun, np.empty((6, features)), to_nodes, to_masses, to_weights,
+        framed, masses, ptr, order, others, *shape, relative, inside.nodes, inside.masses, *begun,
+        np.empty((6, features)), to_nodes, to_masses, to_weights,
     )  # fmt: skip
     for graph, one, answer in answers:
         frame_terms, own = np.empty((4, features)), slice(ptr[graph], ptr[graph + 1])
-        total, moment, to_radius = (value[graph] for value in begun)
+        moment, to_radius = (value[graph] for value in begun)
         frame_response(
-            graph, *shape, answer.total + total, answer.moment + moment, to_radius, answer.epsilon, level[graph],
-            relative, frame_terms, to_weights,
-        )  # fmt: skip
+            graph, *shape, answer.total, answer.moment + moment, to_radius, relative, frame_terms, to_weights
+        )
         one.write(answer, order[own], frame_terms, to_nodes, to_masses[own])
     to_epsilon = inside.epsilon if relative else inside.epsilon / frames.unit**2
     return Adjoint(to_nodes, to_masses, to_epsilon, to_weights.sum(0), inside.residual, inside.damped)
 
 
-def _begun(left: Array, start: Array, radius: Array, relative: bool) -> tuple[Array, Array, Array]:
-    """What the start adds to the sums of :func:`~flowpool.kernels.frame.frame_response`, given the gradient in it.
+def _begun(left: Array, kept: Array, radius: Array, relative: bool) -> tuple[Array, Array]:
+    """What flat directions add in :func:`~flowpool.kernels.frame.frame_response`, given what they left of the cotangent.
 
-    In the frame it is ``(reference - m) / scale``, as the nodes are, or ``R reference / scale`` if it is relative.
+    Along them the points are where they began, ``R reference / scale`` in the frame; or, if that is absolute, they stay
+    whatever happens to the frame, and depend on its scale as the nodes do.
+
+    Args:
+        kept: the start in the frame, or X* there, ``(B, M, D)``.
     """
-    graphs, _, features = start.shape
-    total, moment, to_radius = np.zeros((graphs, features)), np.zeros((graphs, features)), np.zeros(graphs)
-    if len(left):
-        moment = (left * start).sum(1)
-        if relative:
-            to_radius = moment.sum(1) / radius**2
-        else:
-            total = left.sum(1)
-    return total, moment, to_radius
+    moment = (left * kept).sum(1) if len(left) else np.zeros((len(kept), kept.shape[2]))
+    return moment, moment.sum(1) / radius**2 if relative else np.zeros(len(kept))
 
 
 def _split(sizes: Index, frames: Frames, count: int, features: int) -> tuple[Index, Index]:

@@ -227,8 +227,7 @@ def place_points(points, mean, scale, kind, singular, residual, status, placed):
 
 @shared
 def frame_response(  # type: ignore[no-untyped-def]
-    graph, kind, scale, unit, share, weights, points, cotangent, total, moment, to_radius, grad_epsilon, epsilon, relative,
-    frame, to_weights,
+    graph, kind, scale, share, weights, points, cotangent, total, moment, to_radius, relative, frame, to_weights,
 ):  # fmt: skip
     """How the frame of a graph answers to gradients: what is added to those that its nodes have in the frame.
 
@@ -238,10 +237,10 @@ def frame_response(  # type: ignore[no-untyped-def]
     Args:
         points: X* in the frame, ``(B, M, D)``.
         cotangent: gradient in X* outside, ``(B, M, D)``.
-        total, moment: sums over the nodes, and over points of a start that depends on the frame as they do, of ``grad y`` and
-            of ``y grad y``, ``(D,)``.
+        total, moment: sums over the nodes, and over points that depend on the frame as they do, of ``grad y`` and of
+            ``y grad y``, ``(D,)``.
         to_radius: gradient in R, in units of 1/R; a relative start depends on it.
-        epsilon, grad_epsilon: in the frame; they depend on the unit unless epsilon is relative.
+        relative: otherwise mean and unit of the frame are constants, but for the mean of a graph that is one point.
         to_weights: gets the gradient in w, ``(B, D)``.
     """
     count, features = points.shape[1], points.shape[2]
@@ -252,14 +251,12 @@ def frame_response(  # type: ignore[no-untyped-def]
             outer += cotangent[graph, i, d]
             inner += cotangent[graph, i, d] * points[graph, i, d]
         to_scale = inner - moment[d] / scale[graph, d]
-        frame[0, d] = outer - total[d] / scale[graph, d]
+        frame[0, d] = outer - total[d] / scale[graph, d] if relative or kind[graph] != CLOUD else 0.0
         frame[2, d] = frame[0, d] * scale[graph, d]
         to_unit += to_scale / weights[d]
         to_weights[graph, d] = -to_scale * scale[graph, d] / weights[d]
-    if not relative:
-        to_unit -= 2.0 * grad_epsilon * epsilon / unit[graph]
-    if kind[graph] != CLOUD:
-        to_unit = 0.0  # its unit is a constant
+    if not relative or kind[graph] != CLOUD:
+        to_unit = 0.0
     for d in range(features):
         frame[1, d] = to_unit * weights[d] + to_radius * scale[graph, d]
         frame[3, d] = 0.5 * frame[1, d] * scale[graph, d]
@@ -268,16 +265,16 @@ def frame_response(  # type: ignore[no-untyped-def]
 
 @entry
 def leave_frames(  # type: ignore[no-untyped-def]
-    framed, masses, ptr, order, graphs, kind, scale, unit, share, weights, points, cotangent, epsilon, relative,
-    grad_nodes, grad_masses, grad_epsilon, begun_total, begun_moment, begun_radius, scratch, to_nodes, to_masses, to_weights,
+    framed, masses, ptr, order, graphs, kind, scale, share, weights, points, cotangent, relative, grad_nodes, grad_masses,
+    begun_moment, begun_radius, scratch, to_nodes, to_masses, to_weights,
 ):  # fmt: skip
     """Fills gradients of some graphs from those in their frames.
 
     Args:
         framed: the ordered nodes in their frames, ``(N, D)``.
-        grad_nodes, grad_masses, grad_epsilon: in the frames, ``(N, D)``, ``(N,)`` and ``(B,)``.
-        begun_total, begun_moment, begun_radius: what the start adds to the sums of :func:`frame_response`, ``(B, D)``, and
-            its gradient in R, ``(B,)``.
+        grad_nodes, grad_masses: in the frames, ``(N, D)`` and ``(N,)``.
+        begun_moment, begun_radius: what flat directions, along which nothing moves the points, add to the moment of
+            :func:`frame_response`, ``(B, D)``, and their gradient in R, ``(B,)``.
         scratch: ``(6, D)``.
         to_nodes: ``(N, D)``, in the order in which the nodes were given.
         to_masses: of the ordered nodes, ``(N,)``.
@@ -287,14 +284,14 @@ def leave_frames(  # type: ignore[no-untyped-def]
     total, moment, frame = scratch[0], scratch[1], scratch[2:]
     for graph in graphs:
         for d in range(features):
-            total[d], moment[d] = begun_total[graph, d], begun_moment[graph, d]
+            total[d], moment[d] = 0.0, begun_moment[graph, d]
         for node in range(ptr[graph], ptr[graph + 1]):
             for d in range(features):
                 total[d] += grad_nodes[node, d]
                 moment[d] += grad_nodes[node, d] * framed[node, d]
         frame_response(
-            graph, kind, scale, unit, share, weights, points, cotangent, total, moment, begun_radius[graph],
-            grad_epsilon[graph], epsilon[graph], relative, frame, to_weights,
+            graph, kind, scale, share, weights, points, cotangent, total, moment, begun_radius[graph], relative, frame,
+            to_weights,
         )  # fmt: skip
         for node in range(ptr[graph], ptr[graph + 1]):
             to_masses[node] = grad_masses[node]

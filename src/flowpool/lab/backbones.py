@@ -17,7 +17,6 @@ from flowpool.lab.datasets import GraphDataset
 from flowpool.lab.names import Backbone, Propagation
 
 POWER = 2  # K of the paper's SGC layer
-_GIN_LAYERS = 2
 
 
 def prepare(dataset: GraphDataset, backbone: Backbone, propagation: Propagation | None) -> GraphDataset:
@@ -64,9 +63,16 @@ def propagate(dataset: GraphDataset, propagation: Propagation, power: int = POWE
     return features.to(dataset.features.dtype)
 
 
-def build_backbone(backbone: Backbone, in_channels: int, channels: int) -> nn.Module:
-    """The trained part: a module that maps ``(N, in_channels)`` and ``(2, E)`` to ``(N, channels)``."""
-    makers = {"sgc": Linear, "gin": GIN, "blind": Blind, "linear": Linear}
+def build_backbone(
+    backbone: Backbone, in_channels: int, channels: int, layers: int = 2, *, jumping: bool = False
+) -> nn.Module:
+    """The trained part: a module that maps ``(N, in_channels)`` and ``(2, E)`` to ``(N, channels)``.
+
+    ``layers`` and ``jumping`` are for GIN; jumping, it hands over its layers side by side, ``(N, layers * channels)``.
+    """
+    if backbone == "gin":
+        return GIN(in_channels, channels, layers, jumping=jumping)
+    makers = {"sgc": Linear, "blind": Blind, "linear": Linear}
     module: nn.Module = makers[backbone](in_channels, channels)
     return module
 
@@ -97,11 +103,12 @@ class Linear(nn.Module):
 
 
 class GIN(nn.Module):
-    """Two layers of the graph isomorphism network (Xu et al., 2019), each with an MLP of two layers."""
+    """Layers of the graph isomorphism network (Xu et al., 2019), each with an MLP of two layers: the last, or all."""
 
-    def __init__(self, in_channels: int, channels: int) -> None:
+    def __init__(self, in_channels: int, channels: int, layers: int = 2, *, jumping: bool = False) -> None:
         super().__init__()
-        widths = [in_channels] + [channels] * _GIN_LAYERS
+        self.jumping = jumping
+        widths = [in_channels] + [channels] * layers
         self.layers = nn.ModuleList(
             GINConv(
                 nn.Sequential(
@@ -116,9 +123,10 @@ class GIN(nn.Module):
         )
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        found = [x]
         for layer in self.layers:
-            x = layer(x, edge_index)
-        return x
+            found.append(layer(found[-1], edge_index))
+        return torch.cat(found[1:], 1) if self.jumping else found[-1]
 
 
 class Blind(nn.Module):

@@ -16,6 +16,7 @@ _SHOWING = (
     "__main__.py",
     "cli",
     "explore",
+    "lab/between.py",
     "lab/bulk",
     "lab/comparison.py",
     "lab/compile.py",

@@ -1,4 +1,4 @@
-"""The classifier that every pool is put into: backbone, pool, linear head, and what all pools share."""
+"""The classifier that every pool is put into: backbone, pool, head, and what all pools share."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from flowpool.lab.names import Backbone, Norm, Padding, Size
 from flowpool.lab.padding import pad
 from flowpool.lab.pools import POOLS, FlowSettings, Pool, Readout
 from flowpool.lab.pools.base import MOST_POINTS, check_count
+from flowpool.lab.pools.joined import PerLayerPool
+
+MOST_LAYERS = 100
+_CONSTANT = 1e-6  # deviation over mean of a feature that does not vary, up to the rounding of single precision
 
 
 class Output(NamedTuple):
@@ -35,6 +39,11 @@ class Shape:
         padding: what the pool sees: the nodes alone, or every graph padded with rows of zeros to the size of the
             largest graph of the dataset, without mass (``"empty"``) or with that of a node (``"mass"``); see
             `flowpool.lab.padding`.
+        layers: of the backbone gin.
+        jumping: whether each of these layers has a pool of its own, and the vectors are joined.
+        hidden: units of the hidden layer of the head; 0: the head is linear.
+        dropout: share of the units that are left out before each layer of the head.
+        standardise: whether features come standardised by their mean and deviation over the training nodes.
     """
 
     backbone: Backbone = "sgc"
@@ -43,6 +52,11 @@ class Shape:
     size: Size = "none"
     norm: Norm = "none"
     padding: Padding = "none"
+    layers: int = 2
+    jumping: bool = False
+    hidden: int = 0
+    dropout: float = 0.0
+    standardise: bool = False
 
     def __post_init__(self) -> None:
         if self.size not in get_args(Size):
@@ -53,41 +67,64 @@ class Shape:
             raise ValueError(f"Unknown padding {self.padding!r}; pass {', '.join(get_args(Padding))}.")
         check_count(self.channels, "channels", MOST_POINTS)
         check_count(self.num_points, "points", MOST_POINTS)
+        check_count(self.layers, "layers", MOST_LAYERS)
+
+    @property
+    def pooled_layers(self) -> int:
+        """Layers of the backbone that are pooled."""
+        return self.layers if self.jumping and self.backbone == "gin" else 1
 
 
 class Classifier(nn.Module):
     """Nodes to class scores.
 
     Args:
-        backbone: maps ``(N, D)`` and ``(2, E)`` to ``(N, channels)``.
+        backbone: maps ``(N, in_channels)`` and ``(2, E)`` to ``(N, channels)``, or to all pooled layers side by side.
         pool: maps nodes to one vector per graph.
+        in_channels: features of the nodes.
         num_classes: C.
         shape: see `Shape`.
         largest: nodes of the largest graph, to which graphs are padded if the shape says so.
     """
 
     mean_size: Tensor
+    feature_mean: Tensor
+    feature_scale: Tensor
 
-    def __init__(self, backbone: nn.Module, pool: Pool, num_classes: int, shape: Shape, largest: int = 0) -> None:
+    def __init__(
+        self, backbone: nn.Module, pool: Pool, in_channels: int, num_classes: int, shape: Shape, largest: int = 0
+    ) -> None:
         super().__init__()
         self.padding, self.largest = shape.padding, largest
         width = pool.out_channels + (shape.size == "append")
         self.size = shape.size
         self.backbone = backbone
-        self.node_norm = nn.BatchNorm1d(shape.channels) if shape.norm in ("nodes", "both") else nn.Identity()
+        channels = shape.channels * shape.pooled_layers
+        self.node_norm = nn.BatchNorm1d(channels) if shape.norm in ("nodes", "both") else nn.Identity()
         self.pool = pool
         self.output_norm = nn.BatchNorm1d(width) if shape.norm in ("output", "both") else nn.Identity()
-        self.head = nn.Linear(width, num_classes)
+        self.head = _head(width, num_classes, shape)
         self.register_buffer("mean_size", torch.ones(()))
+        self.standardise = shape.standardise
+        if shape.standardise:
+            self.register_buffer("feature_mean", torch.zeros(in_channels))
+            self.register_buffer("feature_scale", torch.ones(in_channels))
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Output:
-        nodes = self.node_norm(self.backbone(x, edge_index))  # (N, channels)
+        nodes = self._nodes(x, edge_index)  # (N, channels)
         vector, loss = self._pooled(nodes, edge_index, batch, num_graphs)  # (B, out_channels)
         if self.size != "none":
             sizes = torch.bincount(batch, minlength=num_graphs).to(vector.dtype).unsqueeze(1)  # (B, 1)
             scaled = self.size == "scale"
             vector = vector * sizes if scaled else torch.cat([vector, sizes / self.mean_size], dim=1)
         return Output(self.head(self.output_norm(vector)), loss)
+
+    def _nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """What the pool sees, before padding."""
+        if self.standardise:
+            x = (x - self.feature_mean) / self.feature_scale
+        nodes: Tensor = self.node_norm(self.backbone(x, edge_index))
+        return nodes
 
     def _pooled(self, nodes: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
         masses = None
@@ -99,15 +136,31 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def fit(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> None:
-        """Takes from the training graphs what is fixed before training: their mean size, the pool's own needs."""
+        """Takes from the training graphs what is fixed before training: size, units of features, the pool's own needs."""
         self.mean_size.fill_(len(batch) / num_graphs)
+        if self.standardise:
+            deviation, mean = torch.std_mean(x.double(), 0, correction=0)
+            self.feature_mean.copy_(mean)
+            self.feature_scale.copy_(torch.where(deviation > _CONSTANT * mean.abs(), deviation, 1.0))
         # In training mode BatchNorm shows the pool what it will see during training.
         self.train()
-        nodes = self.node_norm(self.backbone(x, edge_index))
+        nodes = self._nodes(x, edge_index)
         if self.padding == "mass":
             padded = pad(nodes, edge_index, batch, num_graphs, self.largest)
             nodes, batch = padded.nodes, padded.batch
         self.pool.fit(nodes, batch)
+
+
+def _head(width: int, num_classes: int, shape: Shape) -> nn.Module:
+    if shape.hidden == 0:
+        return nn.Linear(width, num_classes)
+    return nn.Sequential(
+        nn.Dropout(shape.dropout),
+        nn.Linear(width, shape.hidden),
+        nn.ReLU(),
+        nn.Dropout(shape.dropout),
+        nn.Linear(shape.hidden, num_classes),
+    )
 
 
 def build_model(
@@ -133,10 +186,14 @@ def build_model(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "backbone"))
-        backbone = build_backbone(shape.backbone, in_channels, shape.channels)
-        pooling = POOLS[pool](shape.channels, shape.num_points, seed=derived_seed(seed, "pool"), flow=flow)
+        backbone = build_backbone(shape.backbone, in_channels, shape.channels, shape.layers, jumping=shape.jumping)
+        pools = [
+            POOLS[pool](shape.channels, shape.num_points, seed=derived_seed(seed, "pool", *layer), flow=flow)
+            for layer in [(), *((number,) for number in range(1, shape.pooled_layers))]
+        ]
+        pooling = pools[0] if len(pools) == 1 else PerLayerPool(pools)
         torch.manual_seed(derived_seed(seed, "head"))
-        return Classifier(backbone, pooling, num_classes, shape, largest)
+        return Classifier(backbone, pooling, in_channels, num_classes, shape, largest)
 
 
 def derived_seed(*parts: int | str) -> int:

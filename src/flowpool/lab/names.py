@@ -14,8 +14,10 @@ Norm = Literal["none", "nodes", "output", "both"]
 TrainedProtocol = Literal["paper", "errica"]
 Protocol = Literal["paper", "errica", "frozen"]
 Padding = Literal["none", "empty", "mass"]
+Preset = Literal["plain", "strong"]
 Reference = Literal["normal", "kmeans"]
 Gradient = Literal["implicit", "unrolled"]
+UpdateStep = Literal["gradient", "momentum", "adam"]
 
 DATASETS = (
     "MUTAG",
@@ -37,7 +39,9 @@ DATASETS = (
     "SHAPES",
 )  # fmt: skip
 
-FIGURES = ("measure", "flow", "conditioning", "hessian", "coupling", "vanishing", "circle", "invariance", "mutag")
+FIGURES = (
+    "measure", "flow", "conditioning", "hessian", "coupling", "vanishing", "circle", "invariance", "mutag", "sinkformer",
+)  # fmt: skip
 
 # Where each pool stands in flowpool.lab.pools.
 POOLS = {
@@ -52,6 +56,8 @@ POOLS = {
     "mean": "reduce.MeanPool",
     "sum": "reduce.SumPool",
     "max": "reduce.MaxPool",
+    "sum+mean+max": "joined.SumMeanMaxPool",
+    "sum+flow-step": "joined.SumFlowStepPool",
     "sort": "sort.SortPool",
     "topk": "topk.TopKPool",
     "sag": "sag.SAGPool",

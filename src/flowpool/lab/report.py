@@ -127,8 +127,12 @@ def describe(configuration: Mapping[str, Any]) -> str:
     """The configuration in one line."""
     propagation = f" ({configuration['propagation']})" if configuration["propagation"] else ""
     channels = " or ".join(map(str, configuration["channels"]))
+    layers = (
+        f" of {' or '.join(map(str, configuration['layers']))} layers" if configuration["backbone"] == "gin" else ""
+    )
+    strong = "strong preset, " if configuration["jumping"] else ""
     return (
-        f"{configuration['protocol']} protocol, backbone {configuration['backbone']}{propagation}, "
+        f"{configuration['protocol']} protocol, {strong}backbone {configuration['backbone']}{layers}{propagation}, "
         f"d={channels}, M={configuration['num_points']}, size: {configuration['size']}, "
         f"BatchNorm: {configuration['norm']}, padding: {configuration['padding']}, "
         f"at most {configuration['max_epochs']} epochs, seed {configuration['seed']}{_flow(configuration['flow'])}"

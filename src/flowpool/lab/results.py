@@ -39,6 +39,7 @@ class Candidate:
     channels: int
     learning_rate: float
     stop_on: str
+    layers: int = 2
     validation_accuracy: float | None = None  # None where there was nothing to choose
 
 

@@ -36,6 +36,9 @@ class Schedule:
         max_epochs: at most so many.
         patience: epochs without a better validation value after which training ends.
         stop_on: the validation value: cross-entropy, or accuracy.
+        weight_decay: of Adam, decoupled.
+        cosine: whether the learning rate falls to zero over all epochs along a cosine.
+        settling: share of the epochs at the beginning from which no weights are kept.
     """
 
     learning_rate: float = 0.01
@@ -43,6 +46,9 @@ class Schedule:
     max_epochs: int = 300
     patience: int = 20
     stop_on: StopOn = "loss"
+    weight_decay: float = 0.0
+    cosine: bool = False
+    settling: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate < math.inf:
@@ -119,7 +125,10 @@ def train(
         share: of this process, if there are several.
     """
     share, network = share or Share(), network or model
-    optimizer = torch.optim.Adam(model.parameters(), schedule.learning_rate, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
+    )
+    first = int(schedule.settling * schedule.max_epochs)  # epoch from which weights are kept
     order = torch.Generator().manual_seed(derived_seed(seed, "order"))
     validation = list(batches(practice.graphs, practice.validation.split(schedule.batch_size)))
     curve = Curve([], [], [])
@@ -130,6 +139,9 @@ def train(
         everything = practice.graphs.batch(practice.train)
         model.fit(everything.x, everything.edge_index, everything.batch, len(everything.y))
         for epoch in range(schedule.max_epochs):
+            if schedule.cosine:
+                for group in optimizer.param_groups:
+                    group["lr"] = schedule.learning_rate * (1 + math.cos(math.pi * epoch / schedule.max_epochs)) / 2
             loss = _train_epoch(model, network, practice, optimizer, schedule.batch_size, order, share)
             values = torch.tensor([loss, *_assess(model, validation)], dtype=torch.float64)
             if share.agree is not None:
@@ -139,7 +151,7 @@ def train(
             ):
                 column.append(value)
             value = curve.validation_loss[-1] if schedule.stop_on == "loss" else -curve.validation_accuracy[-1]
-            if epoch == 0 or value < best_value:  # the first epoch counts even if it ended in NaN
+            if epoch <= first or value < best_value:  # the first epoch counts even if it ended in NaN
                 best, best_value, kept = epoch, value, copy.deepcopy(model.state_dict())
             elif epoch - best >= schedule.patience:
                 break

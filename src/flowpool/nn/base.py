@@ -40,10 +40,10 @@ class PointAggregation(Aggregation):
             error.args = tuple(re.sub(r"\bbatch\b", "index", str(part)) for part in error.args)
             raise
 
-    def _conclude(self, report: Report) -> None:
-        """Keeps the report of a call and acts on graphs that were not pooled."""
+    def _conclude(self, report: Report, device: torch.device) -> None:
+        """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""
         if not torch.compiler.is_compiling():  # a traced graph has no side effects: no report, and nothing to act on
-            self._memory.conclude(report, self.on_failure)
+            self._memory.conclude(report, device, self.on_failure)
 
     def _check(self, x: Tensor) -> None:
         """Raises unless ``x`` is what this layer was made for."""

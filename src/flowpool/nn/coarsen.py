@@ -25,7 +25,7 @@ from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
 from flowpool.options import FlowOptions, takes_options
 from flowpool.step.balance import balanced
-from flowpool.step.pool import Step, centre, is_weighing, precise_clouds, scores_of, without_broken
+from flowpool.step.pool import Step, centre, precise_clouds, scores_of, without_broken
 from flowpool.step.ragged import products_of_rows, sums_of_products, use_kernels
 
 
@@ -142,6 +142,8 @@ class FlowCoarsen(nn.Module):
         check_edges(edge_index, x.shape[0])
         if edge_index.device != x.device:
             raise ValueError(f"edge_index is on {edge_index.device}, x is on {x.device}; move one of them.")
+        if masses is not None:
+            check_like(masses, x, "masses", "x")
         num_edges = edge_index.shape[1]
         if edge_weight is not None:
             check_like(edge_weight, x, "edge_weight", "x")
@@ -157,12 +159,12 @@ class FlowCoarsen(nn.Module):
                 )
         differentiable = torch.is_grad_enabled() and self.pool.options.gradient != "none"
         with torch.set_grad_enabled(differentiable):
-            clouds, order = precise_clouds(x, batch, None, masses, dim_size, "x")
+            clouds, order = precise_clouds(x, batch, None, masses, dim_size)
             back = order.argsort()
             node_batch = clouds.batch[back]
             check_within(edge_index, node_batch)
             pooled = self.pool.pooled(x, batch, None, clouds.num_graphs, masses)
-            self.pool._conclude(Report.of(pooled))
+            self.pool._conclude(Report.of(pooled), x.device)
             shares = _assignment(self.pool, clouds, pooled.points.to(clouds.nodes.dtype))[back]  # (N, M)
             adjacency, attributes = _coarse_edges(
                 shares, edge_index, edge_weight, edge_attr, self.edge_attr, node_batch, clouds.num_graphs
@@ -201,7 +203,7 @@ def _assignment(pool: FlowPool, clouds: Clouds, points: Tensor) -> Tensor:
         epsilon = epsilon * torch.where(unit > 0, unit, 1.0)  # in a graph that is one point all is shared equally
     compiled = use_kernels("auto" if pool.options.engine == "compiled" else pool.options.engine, clouds.nodes)
     equal = checked_point_masses(None, pool.num_points, clouds.nodes)
-    if is_weighing(pool.cost):
+    if costs.is_weighing(pool.cost):
         step = Step(points, equal, epsilon, geometry.feature_weights, False, compiled)
         scores = scores_of(clouds, *centre(clouds, compiled), points, step)
     else:

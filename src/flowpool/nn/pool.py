@@ -142,7 +142,7 @@ class FlowPool(PointAggregation):
         """
         self._check_dim(dim)
         pooled = self.pooled(x, index, ptr, dim_size, masses)
-        self._conclude(Report.of(pooled))
+        self._conclude(Report.of(pooled), x.device)
         points = pooled.points.flatten(1)  # (B, M * D)
         if self.size is not None or max_num_elements is not None:
             graph = graph_of_nodes(x, index, ptr)
@@ -162,6 +162,18 @@ class FlowPool(PointAggregation):
         masses: Tensor | None = None,
     ) -> Pooled:
         """The full record with plans and divergence, by :func:`flowpool.flow_pool` with this layer's settings."""
+        return self._pooled(self.reference, x, index, ptr, dim_size, masses)
+
+    def _pooled(
+        self,
+        reference: Tensor,
+        x: Tensor,
+        index: Tensor | None,
+        ptr: Tensor | None,
+        dim_size: int | None,
+        masses: Tensor | None,
+    ) -> Pooled:
+        """:meth:`pooled` from a reference that is where ``x`` is."""
         # Not in half precision, in which two rows of the reference could be equal.
         self._check(x)
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -173,7 +185,7 @@ class FlowPool(PointAggregation):
                 x.to(dtype),
                 index,
                 ptr,
-                reference=self.reference.to(dtype),
+                reference=reference.to(dtype),
                 masses=masses,
                 point_masses=None if self.point_masses is None else self.point_masses.to(dtype),
                 dim_size=dim_size,
@@ -181,6 +193,7 @@ class FlowPool(PointAggregation):
                 epsilon=self.epsilon,
                 relative=self.relative,
                 **asdict(self.options),
+                on_failure="ignore",  # the layer acts on its own report
             )
 
     def __repr__(self) -> str:

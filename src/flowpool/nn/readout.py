@@ -1,12 +1,14 @@
 """The readout that we recommend: from node features to one vector per graph that a linear head can use.
 
-Normalisation of the nodes, pooling, a choice of coordinates for the points, the size that a measure forgets, and
-normalisation of the result, so that columns as different as a coordinate and a count meet the head on one scale.
+Normalisation of the nodes; what each point receives of a graph, which forgets how many nodes there are; their sum and
+number, which forget the shape of the cloud; and normalisation of all that, so that columns as different as a coordinate
+and a count meet the head on one scale.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Unpack, get_args
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,50 +17,41 @@ from torch_geometric.nn.inits import reset
 
 from flowpool import costs
 from flowpool.core.measures import Clouds
-from flowpool.inputs import check_choice, checked_epsilon, checked_point_masses
+from flowpool.costs import Geometry
+from flowpool.engines import choice
+from flowpool.engines.devices import HOST, carried
+from flowpool.inputs import check_choice, check_like, checked_epsilon, checked_point_masses
 from flowpool.nn.base import PointAggregation, check_most, initial_reference
-from flowpool.nn.norm import normalised, share_statistics
+from flowpool.nn.norm import Norm, is_shared, normalised, share_statistics
 from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
-from flowpool.options import FlowOptions, LayerOptions, Size, takes_options
+from flowpool.options import FlowOptions, LayerOptions, takes_options
 from flowpool.results import BackwardReport
 from flowpool.status import Status
-from flowpool.step.pool import Received, Step, is_weighing, precise_clouds, receive, without_broken
-from flowpool.step.ragged import use_kernels
+from flowpool.step.pool import Received, Step, precise_clouds, receive, without_broken
+from flowpool.step.ragged import leaves_device, use_kernels
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # which not every build of torch has
 
-By = Literal["step", "flow", "free"]
-Structure = Literal["points", "deviations", "displacement", "moments"]
+By = Literal["step", "flow"]
 _STEP_OPTIONS = ("epsilon", "cost", "engine", "on_failure")  # what one step has a use for
 _UNBALANCED = 1e-6  # error of the shares from which a step is said to have failed
-_Block = tuple[Tensor, Tensor]  # rows (B, K, D), and how many nodes each stands for (B, K)
 
 
 @takes_options
 class FlowReadout(PointAggregation):
-    r"""BatchNorm of the nodes, pooled points, size, BatchNorm of all that, ``(B, out_channels)``.
+    r"""BatchNorm of the nodes, pooled points, sum and size, BatchNorm of all that, ``(B, out_channels)``.
 
     Args:
         in_channels: number of features, D.
         num_points: number of points, M.
         by: how the nodes are brought to M points. ``"step"``: one step towards each graph from a reference that is
-            learned, every point receiving 1/M of the graph (:func:`flowpool.transport_pool`); it tells shapes apart
-            best, and costs least. ``"flow"``: the whole flow (:class:`flowpool.FlowPool`); its points are nearest to
-            the nodes, so it is for keeping a graph's distribution. ``"free"``: as ``"step"``, but each point receives
-            whatever is near it; it helps when what a graph is composed of matters more than its shape. M more columns
-            then tell the share of each point, or with any ``size`` its count, share times size.
-        structure: coordinates of the points. ``"points"``: as they are. ``"deviations"``: the mean of the graph, and
-            how each point differs from it (unless ``"free"``, the last one follows from the others and is left out); it
-            helps when graphs differ more in place than in shape, because each is normalised on its own.
-            ``"displacement"``: how far each point went from the reference, with ``"flow"`` after the mean of the graph
-            and from where the reference was placed there, :math:`x_i - (\bar y + R x^{(0)}_i)` if ``relative``. ``"moments"``: the
-            displacement, and the standard deviation of each feature within what each point received
-            (:attr:`flowpool.Received.deviations`); not with ``"flow"``.
-        size: ``"append"`` adds the size as a column, ``"scale"`` multiplies all columns by it, ``None`` leaves it out.
-            It is the number of nodes, or the total of their masses when these are given. With ``"free"``, ``"scale"``
-            multiplies each point by its own count, which keeps the mean of next to nothing from being loud.
+            learned, every point receiving 1/M of the graph (:func:`flowpool.transport_pool`): how far each point went,
+            and the standard deviation of each feature within what it received. It tells shapes apart best, and costs
+            least. ``"flow"``: the points of the whole flow (:class:`flowpool.FlowPool`), which are nearest to the nodes.
+        size: ``"append"`` adds what a measure forgets, the sum of the nodes and their number, each node counted with its
+            mass when masses are given; ``None`` leaves it out, so that a graph of twice the same nodes has the same row.
         reference: where learning starts, in units of the standard deviation of one feature: drawn points lie well
             inside the nodes, where none of them is lost. With ``"flow"`` as in :class:`flowpool.FlowPool`.
         seed: of the drawn reference.
@@ -83,8 +76,7 @@ class FlowReadout(PointAggregation):
         num_points: int,
         *,
         by: By = "step",
-        structure: Structure = "moments",
-        size: Size | None = "append",
+        size: Literal["append"] | None = "append",
         reference: Literal["normal"] | Tensor = "normal",
         seed: int = 0,
         **options: Unpack[FlowOptions],
@@ -92,12 +84,8 @@ class FlowReadout(PointAggregation):
         settings = LayerOptions(**options)
         super().__init__(in_channels, num_points, size, settings.on_failure)
         check_choice("by", by, get_args(By))
-        check_choice("structure", structure, get_args(Structure))
-        if by == "flow" and structure == "moments":
-            raise ValueError(
-                "The flow has no moments; pass structure='points', 'deviations' or 'displacement' with by='flow'."
-            )
-        self.by, self.structure = by, structure
+        check_choice("size", size, ("append", None))
+        self.by = by
         self.node_norm = nn.BatchNorm1d(self.in_channels)
         if by == "flow":
             self.pool = FlowPool(self.in_channels, self.num_points, reference=reference, seed=seed, **options)
@@ -106,7 +94,7 @@ class FlowReadout(PointAggregation):
             if useless:
                 raise ValueError(f"{useless[0]} is an option of the flow; by={by!r} takes {', '.join(_STEP_OPTIONS)}.")
             self.epsilon, self.engine, self.cost = settings.epsilon, settings.engine, costs.resolve(settings.cost)
-            if not is_weighing(self.cost):
+            if not costs.is_weighing(self.cost):
                 raise ValueError(
                     f"by={by!r} knows the squared Euclidean and the diagonal Mahalanobis cost, not {self.cost}; "
                     "pass by='flow' for any other."
@@ -118,10 +106,8 @@ class FlowReadout(PointAggregation):
     @property
     def out_channels(self) -> int:
         """Columns of the output."""
-        has_mean = (self.by, self.structure) in (("flow", "displacement"), ("free", "deviations"))  # on top of M rows
-        rows = 2 * self.num_points if self.structure == "moments" else self.num_points + has_mean
-        sizes = self.num_points if self.by == "free" else int(self.size == "append")
-        return rows * self.in_channels + sizes
+        rows = (2 * self.num_points if self.by == "step" else self.num_points) + (self.size is not None)
+        return rows * self.in_channels + (self.size is not None)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -163,36 +149,68 @@ class FlowReadout(PointAggregation):
         """
         self._check(x)
         self._check_dim(dim)
-        clouds, order = precise_clouds(x, index, ptr, masses, dim_size, "x")
+        if masses is not None:
+            check_like(masses, x, "masses", "x")
+        state = self._state()
+        if not self._leaves_device(x):
+            return self._vectors(state, dim_size, max_num_elements, x.device, x, index, ptr, masses)
+        choice.say_where(x.device)
+        given, there = state.to_host(x, index, ptr, masses)
+        rows = self._vectors(there, dim_size, max_num_elements, x.device, *given)
+        return state.learned(there, rows)
+
+    def _state(self) -> _State:
+        if self.by == "flow":
+            reference, cost = self.pool.reference, self.pool.cost
+        else:
+            reference, cost = self.reference, self.cost
+        return _State(Norm.of(self.node_norm), Norm.of(self.output_norm), reference, costs.geometry_of(cost))
+
+    def _leaves_device(self, x: Tensor) -> bool:
+        """Whether all is computed on the CPU, by kernels, for tensors on another device."""
+        if is_shared(self.node_norm) or is_shared(self.output_norm):
+            return False  # the processes talk to each other about tensors on their devices
+        if self.by == "flow":
+            return x.device.type != "cpu" and choice.use_kernels(
+                self.pool.options, self.pool.cost, None, self.pool.relative
+            )
+        return leaves_device(self.engine, x)
+
+    def _vectors(
+        self,
+        state: _State,
+        dim_size: int | None,
+        max_num_elements: int | None,
+        device: torch.device,
+        x: Tensor,
+        index: Tensor | None,
+        ptr: Tensor | None,
+        masses: Tensor | None,
+    ) -> Tensor:
+        """:meth:`forward` where ``x`` and ``state`` are, with a report for a caller on a device."""
+        clouds, order = precise_clouds(x, index, ptr, masses, dim_size)
         check_most(clouds.sizes, max_num_elements)
         weights = None if masses is None else masses.to(clouds.masses.dtype)[order]
         clouds, broken = without_broken(clouds)
         counted = None if broken is None else ~broken[clouds.batch]
         if weights is not None:
             counted = weights > 0 if counted is None else counted & (weights > 0)
-        clouds = clouds.moved(self._normalised(self.node_norm, clouds.nodes, counted, x.dtype))
-        received, report = self._received(clouds, weights, broken, x.dtype)
-        self._conclude(report)
-        size = clouds.sum(torch.ones_like(clouds.masses) if weights is None else weights).unsqueeze(-1)  # (B, 1)
-        rows = self._columns(received, clouds, size)  # (B, out_channels)
+        clouds = clouds.moved(_normalised(state.node_norm, clouds.nodes, counted, x.dtype))
+        received, report = self._received(state, clouds, weights, broken, x.dtype)
+        self._conclude(report, device)
+        report = report.on(x.device)
+        rows = self._columns(received, clouds, weights)  # (B, out_channels)
         counted = report.status != Status.EMPTY.value
         if not torch.compiler.is_compiling() and bool(report.converged.all()):
-            return self._normalised(self.output_norm, rows, counted, x.dtype).to(x.dtype)
+            return _normalised(state.output_norm, rows, counted, x.dtype).to(x.dtype)
         bad = ~(report.converged | (report.status == Status.MAX_STEPS.value))  # which are NaN, or overflowed
-        rows = self._normalised(self.output_norm, rows.masked_fill(bad[:, None], 0.0), counted & ~bad, x.dtype)
+        rows = _normalised(state.output_norm, rows.masked_fill(bad[:, None], 0.0), counted & ~bad, x.dtype)
         return rows.masked_fill(bad[:, None], torch.nan).to(x.dtype)
 
-    def _normalised(
-        self, norm: nn.BatchNorm1d | nn.SyncBatchNorm, rows: Tensor, counted: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        """BatchNorm of rows in the precision of the layer or of the caller's features, whichever is higher."""
-        precision = torch.promote_types(dtype, norm.weight.dtype)
-        return normalised(norm, rows.to(precision), counted).to(rows.dtype)
-
     def _received(
-        self, clouds: Clouds, masses: Tensor | None, broken: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Received, Report]:
-        """What the points stand for, with no variances where the flow took them to the nodes; and how that went.
+        self, state: _State, clouds: Clouds, masses: Tensor | None, broken: Tensor | None, dtype: torch.dtype
+    ) -> tuple[list[Tensor], Report]:
+        """What is told of the points, each ``(B, M, D)``, and how that went.
 
         Args:
             clouds: normalised nodes, zeros in broken graphs.
@@ -205,57 +223,69 @@ class FlowReadout(PointAggregation):
             dtype = torch.promote_types(dtype, torch.float32)
             nodes = clouds.nodes if broken is None else clouds.nodes.masked_fill(broken[clouds.batch, None], torch.nan)
             masses = None if masses is None else masses.to(dtype)
-            pooled = self.pool.pooled(nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses)
+            pooled = self.pool._pooled(state.reference, nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses)
             points = pooled.points.to(clouds.nodes.dtype)
-            equal = torch.full_like(points[..., 0], 1 / self.num_points)
-            return Received(equal, points, torch.zeros_like(points)), Report.of(pooled)
+            return [points], Report.of(pooled)
         level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature
         step = Step(
-            self.reference.to(clouds.nodes.dtype),
+            state.reference.to(clouds.nodes.dtype),
             checked_point_masses(None, self.num_points, clouds.nodes),
             checked_epsilon(level, clouds.num_graphs, clouds.nodes),
-            costs.bind(self.cost, clouds.nodes.dtype, clouds.nodes.device).feature_weights,
-            self.by == "free",
+            state.geometry.to(clouds.nodes.dtype, clouds.nodes.device).feature_weights,
+            False,
             use_kernels(self.engine, clouds.nodes),
         )
         received = receive(clouds, step)
-        return received, _report_of_step(received, step, clouds, broken)
+        moved = received.points - step.reference
+        return [moved, received.deviations], _report_of_step(received, step, clouds, broken)
 
-    def _columns(self, received: Received, clouds: Clouds, size: Tensor) -> Tensor:
-        """The vector before the last normalisation."""
-        counts = received.masses * size  # (B, M), how many nodes each point stands for
-        blocks = self._structured(received, clouds, size, counts)
-        rows = [values * count.unsqueeze(-1) if self.size == "scale" else values for values, count in blocks]
-        columns = [torch.cat(rows, 1).flatten(1)]
-        if self.by == "free":
-            columns.append(received.masses if self.size is None else counts)
-        elif self.size == "append":
-            columns.append(size)
+    def _columns(self, told: list[Tensor], clouds: Clouds, weights: Tensor | None) -> Tensor:
+        """The vector before the last normalisation; weights of the nodes as they were given, None: all one."""
+        columns = [values.flatten(1) for values in told]
+        if self.size is not None:
+            counts = torch.ones_like(clouds.masses) if weights is None else weights
+            columns += [clouds.sum(counts.unsqueeze(-1) * clouds.nodes), clouds.sum(counts).unsqueeze(-1)]
         return torch.cat(columns, 1)
-
-    def _structured(self, received: Received, clouds: Clouds, size: Tensor, counts: Tensor) -> list[_Block]:
-        """The coordinates asked for, row by row, each with the number of nodes that it stands for."""
-        points = received.points
-        if self.structure == "points":
-            return [(points, counts)]
-        whole = clouds.mean().unsqueeze(1), size  # the graph as one row
-        deviations = points - whole[0]
-        if self.structure == "deviations":
-            # Deviations of points with equal masses sum to zero.
-            return [whole, (deviations, counts) if self.by == "free" else (deviations[:, :-1], counts[:, :-1])]
-        if self.by == "flow":
-            start = self.pool.reference.to(points.dtype)
-            if self.pool.relative:
-                start = whole[0] + _radius(clouds)[:, None, None] * start
-            return [whole, (points - start, counts)]
-        moved = points - self.reference, counts
-        return [moved] if self.structure == "displacement" else [moved, (received.deviations, counts)]
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, by={self.by!r}, "
-            f"structure={self.structure!r}, size={self.size!r})"
+            f"size={self.size!r})"
         )
+
+
+class _State(NamedTuple):
+    """The tensors of a layer, or copies of them on the CPU."""
+
+    node_norm: Norm
+    output_norm: Norm
+    reference: Tensor
+    geometry: Geometry
+
+    def to_host(self, *given: Any) -> tuple[list[Any], _State]:
+        """Values of a caller, and these, on the CPU, by one copy."""
+        (node_norm, *first), (output_norm, *second), reference, geometry = self
+        found = carried([*given, reference, *first, *second, *geometry.tensors.values()], HOST)
+        rest = iter(found[len(given) :])
+        there = next(rest)
+        nodes, output = (Norm(module, *islice(rest, len(first))) for module in (node_norm, output_norm))
+        return found[: len(given)], _State(nodes, output, there, geometry.having(rest))
+
+    def learned(self, there: _State, rows: Tensor) -> Tensor:
+        """What was computed on the CPU, on the device of these; running statistics follow those of the copies."""
+        own, changed = ([*state.node_norm.running, *state.output_norm.running] for state in (self, there))
+        training = self.node_norm.module.training
+        rows, *values = carried([rows, *(changed if training else ())], self.reference.device)
+        with torch.no_grad():
+            for running, value in zip(own if training else (), values, strict=True):
+                running.copy_(value)
+        return rows
+
+
+def _normalised(norm: Norm, rows: Tensor, counted: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """BatchNorm of rows in the precision of the layer or of the caller's features, whichever is higher."""
+    precision = torch.promote_types(dtype, norm.weight.dtype)
+    return normalised(norm, rows.to(precision), counted).to(rows.dtype)
 
 
 @torch.no_grad()
@@ -263,7 +293,7 @@ def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tens
     """How near the shares that the points received are to those that they were to receive."""
     empty = clouds.sizes == 0
     residual = (received.masses / step.shares - 1).abs().amax(1)
-    residual = torch.zeros_like(residual) if step.free else residual.masked_fill(empty, 0.0)
+    residual = residual.masked_fill(empty, 0.0)
     status = (residual > _UNBALANCED) * Status.MAX_STEPS.value
     overflowed = received.points.isfinite().flatten(1).all(1).logical_not()
     status = status.masked_fill(overflowed, Status.NONFINITE.value).masked_fill(empty, Status.EMPTY.value)
@@ -271,12 +301,8 @@ def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tens
         status = status.masked_fill(broken, Status.NONFINITE_INPUT.value)
         residual = residual.masked_fill(broken, torch.nan)
     converged = (status == Status.OK.value) | empty
-    return Report(status.to(torch.int8), converged, residual, torch.ones_like(clouds.sizes), BackwardReport())
-
-
-def _radius(clouds: Clouds) -> Tensor:
-    """R of each graph, the square root of the sum of its variances, ``(B,)``."""
-    centred = clouds.nodes - clouds.mean()[clouds.batch]
-    variance = clouds.sum(clouds.masses * centred.square().sum(-1))
-    # The inner where keeps the root away from zero, or its infinite slope would turn the gradient into NaN.
-    return torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
+    device = clouds.nodes.device
+    return Report(
+        status.to(torch.int8), converged, residual, torch.ones_like(clouds.sizes), BackwardReport(device),
+        f"{'compiled' if step.compiled else 'torch'} engine on {device}",
+    )  # fmt: skip

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from flowpool.engines.devices import readable
+from flowpool.failures import act_on_failures, graphs_with
 from flowpool.options import OnFailure
 from flowpool.results import BackwardReport, Pooled
 from flowpool.status import Status
-
-_INSIDE = ("flowpool", "torch", "torch_geometric")  # packages whose lines say nothing to a caller
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Report:
             relative error of the shares that the points received.
         steps: ``(B,)``.
         backward: filled by the backward pass.
+        where: the engine that pooled, and the device that it ran on.
     """
 
     status: Tensor
@@ -34,30 +34,44 @@ class Report:
     residual: Tensor
     steps: Tensor
     backward: BackwardReport
+    where: str
 
     @staticmethod
     def of(pooled: Pooled) -> Report:
-        """The report of a call of :func:`flowpool.flow_pool`."""
-        return Report(pooled.status, pooled.converged, pooled.residual.detach(), pooled.steps, pooled.backward)
+        """The report of a call of :func:`flowpool.flow_pool`, where the points were found."""
+        found = pooled.host
+        return Report(found.status, found.converged, found.residual.detach(), found.steps, found.backward, found.where)
+
+    def on(self, device: torch.device) -> Report:
+        """The same on a device."""
+        if self.status.device == device:
+            return self
+        return replace(
+            self,
+            status=self.status.to(device),
+            converged=self.converged.to(device),
+            residual=readable(self.residual, device),
+            steps=self.steps.to(device),
+        )
 
     def graphs(self, status: Status) -> list[int]:
         """The graphs that have a status."""
-        found: list[int] = (self.status == status.value).nonzero().flatten().tolist()
-        return found
+        return graphs_with(self.status, status)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{len(found)} {status.name}" for status in Status if (found := self.graphs(status)))
         if not counts:
             return "no graphs"
         worst = float(self.residual.nan_to_num(0.0).max())
-        return f"{self.status.numel()} graphs: {counts}; at most {int(self.steps.max())} steps, residual {worst:.1e}"
+        summary = f"{self.status.numel()} graphs: {counts}; at most {int(self.steps.max())} steps, residual {worst:.1e}"
+        return f"{summary}; {self.where}"
 
 
 class Memory(threading.local):
     """What a layer remembers of its calls, for each thread; no computation reads it, and every copy starts blank."""
 
     def __init__(self) -> None:
-        self._last: Report | None = None
+        self._last: tuple[Report, torch.device] | None = None
         self._announced: set[Status] = set()
 
     def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
@@ -68,32 +82,11 @@ class Memory(threading.local):
         """How well the last call in this thread went."""
         if self._last is None:
             raise RuntimeError("There is no report yet: the layer has not been called in this thread.")
-        return self._last
+        report, device = self._last
+        return report.on(device)
 
-    def conclude(self, report: Report, on_failure: OnFailure) -> None:
-        """Keeps the report of a call and acts on graphs that were not pooled."""
-        self._last = report
-        if on_failure == "ignore" or bool(report.converged.all()):
-            return
-        failures = {s: _describe(report, s) for s in Status if not s.converged and report.graphs(s)}
-        if on_failure == "raise":
-            raise ArithmeticError("\n".join(failures.values()))
-        for status, text in failures.items():
-            if status not in self._announced:
-                self._announced.add(status)
-                text = f"{text} Shown once per layer and kind; the layer's report has every call."
-                warnings.warn(text, RuntimeWarning, stacklevel=_level_of_the_caller())
-
-
-def _describe(report: Report, status: Status) -> str:
-    graphs = report.graphs(status)
-    first = ", ".join(map(str, graphs[:5])) + (", ..." if len(graphs) > 5 else "")
-    return f"{len(graphs)} of {report.status.numel()} graphs are {status.name} (graph {first}). {status.advice}"
-
-
-def _level_of_the_caller() -> int:
-    """The stacklevel, seen from whoever calls this, of the nearest line that is neither ours nor the frameworks'."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INSIDE:
-        frame, level = frame.f_back, level + 1
-    return level
+    def conclude(self, report: Report, device: torch.device, on_failure: OnFailure) -> None:
+        """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""
+        self._last = report, device
+        hint = "Shown once per layer and kind; the layer's report has every call."
+        act_on_failures(report.status, on_failure, self._announced, hint)

@@ -343,6 +343,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             epsilon=self.epsilon,
             masses=None if sets.weights is None else torch.from_numpy(sets.weights),
             gradient="none",
+            on_failure="ignore",
         )
         if not bool(pooled.converged.all()):
             missed = int((~pooled.converged).sum())

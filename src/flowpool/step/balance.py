@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from flowpool.core.constants import BALANCED, COOLING, DEFINITE, HALFWAY, MOST_STEPS, WIDE
 from flowpool.core.measures import Clouds
-from flowpool.step.ragged import arrays, opaque, ragged_sums
+from flowpool.engines.devices import opaque
+from flowpool.step.ragged import arrays, ragged_sums
 
 _NOTHING = 1e-30  # keeps zero by zero away
 

@@ -15,18 +15,20 @@ marginal of the points is whatever comes out (semi-relaxed transport): nothing i
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowpool import costs, references
 from flowpool.core.measures import Clouds, check_features, make_clouds
-from flowpool.costs import Cost, CostFunction
+from flowpool.costs import CostFunction, Geometry
+from flowpool.engines.choice import say_where
+from flowpool.engines.devices import HOST, carried, opaque, precision_on
 from flowpool.inputs import check_choice, check_flag, check_like, checked_epsilon, checked_point_masses
 from flowpool.options import ENGINES, Engine
 from flowpool.step.balance import balanced
-from flowpool.step.ragged import opaque, products_of_rows, sums_of_products, use_kernels
+from flowpool.step.ragged import leaves_device, products_of_rows, sums_of_products, use_kernels
 
 _NOTHING = 1e-30  # share of a graph below which a point is told to have received nothing
 _ROUNDING = 1e-14  # of a mean square, below which a variance is not told from that of a single node
@@ -110,16 +112,42 @@ def transport_pool(
     check_flag("free", free)
     check_choice("engine", engine, ENGINES)
     given = costs.resolve(cost)
-    if not is_weighing(given):
+    if not costs.is_weighing(given):
         raise ValueError(
             f"One step knows the squared Euclidean and the diagonal Mahalanobis cost, not {given}; "
             "use flow_pool, which takes any cost."
         )
+    if masses is not None:
+        check_like(masses, nodes, "masses", "nodes")
+    device, geometry = nodes.device, costs.geometry_of(given)
+    tensors: list[Any] = [nodes, batch, ptr, masses, reference, point_masses, epsilon, *geometry.tensors.values()]
+    if leaves_device(engine, nodes):
+        say_where(device)
+        tensors = carried(tensors, HOST)
+    received = _received(dim_size, relative, free, engine, geometry.having(tensors[7:]), *tensors[:7])
+    return Received(*carried(received, device))
+
+
+def _received(
+    dim_size: int | None,
+    relative: bool,
+    free: bool,
+    engine: Engine,
+    geometry: Geometry,
+    nodes: Tensor,
+    batch: Tensor | None,
+    ptr: Tensor | None,
+    masses: Tensor | None,
+    reference: Tensor,
+    point_masses: Tensor | None,
+    epsilon: float | Tensor,
+) -> Received:
+    """:func:`transport_pool` where the nodes are."""
     clouds, _ = precise_clouds(nodes, batch, ptr, masses, dim_size)
     clouds, broken = without_broken(clouds)
     level = checked_epsilon(epsilon, clouds.num_graphs, clouds.nodes)
     shares = checked_point_masses(point_masses, reference.shape[0], clouds.nodes)
-    weights = costs.bind(given, clouds.nodes.dtype, nodes.device).feature_weights
+    weights = geometry.to(clouds.nodes.dtype, nodes.device).feature_weights
     step = Step(reference.to(clouds.nodes), shares, level, weights, free, use_kernels(engine, nodes))
     received = receive_relative(clouds, step) if relative else receive(clouds, step)
     if broken is not None:
@@ -140,29 +168,16 @@ class Step(NamedTuple):
     compiled: bool
 
 
-def is_weighing(cost: Cost) -> bool:
-    """Whether the cost is ``|w (x - y)|^2``, with weights of the features or without: what one step can do."""
-    return isinstance(cost, costs.SquaredEuclidean) or isinstance(cost, costs.Mahalanobis) and cost.rank is None
-
-
 def precise_clouds(
     nodes: Tensor,
     batch: Tensor | None,
     ptr: Tensor | None,
     masses: Tensor | None,
     dim_size: int | None,
-    name: str = "nodes",
 ) -> tuple[Clouds, Tensor]:
-    """:func:`flowpool.core.measures.make_clouds` in the precision in which plans are computed.
-
-    Args:
-        name: what the caller calls the nodes.
-    """
-    precision = torch.float32 if nodes.device.type == "mps" else torch.float64
-    if masses is not None:
-        check_like(masses, nodes, "masses", name)
-        masses = masses.to(precision)
-    nodes = nodes.to(precision)
+    """:func:`flowpool.core.measures.make_clouds` in the precision in which plans are computed."""
+    precision = precision_on(nodes.device)
+    nodes, masses = nodes.to(precision), None if masses is None else masses.to(precision)
     if not torch.compiler.is_compiling() or dim_size is None:
         return make_clouds(nodes, batch, ptr, masses, dim_size)
     offsets, order = sorted_by_graph(nodes.detach(), batch, ptr, masses, dim_size)

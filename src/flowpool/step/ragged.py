@@ -7,44 +7,27 @@ computing them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flowpool.engines.choice import missing_kernels
+from flowpool.engines.devices import opaque
 from flowpool.options import Engine
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def opaque(fake: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Makes a function an operator that ``torch.compile`` does not look into; ``fake`` gives the shape of its result.
-
-    In eager mode it stays a function, because calling an operator takes longer than small graphs do.
-    """
-
-    def decorate(function: _Function) -> _Function:
-        operator = torch.library.custom_op(f"flowpool::{function.__name__}", function, mutates_args=())
-        operator.register_fake(fake)
-
-        @wraps(function)
-        def call(*given: Any) -> Any:
-            return operator(*given) if torch.compiler.is_compiling() else function(*given)
-
-        return cast(_Function, call)
-
-    return decorate
+def leaves_device(engine: Engine, nodes: Tensor) -> bool:
+    """Whether what is on another device is to be brought to the CPU, where kernels can compute with it."""
+    return nodes.device.type != "cpu" and engine != "torch" and missing_kernels() is None
 
 
 def use_kernels(engine: Engine, nodes: Tensor) -> bool:
     """Whether kernels compute; an error if they are asked for and cannot. Where not, torch computes the same."""
     obstacle = missing_kernels()
     if nodes.device.type != "cpu":
-        obstacle = f"it runs on the CPU, the nodes are on {nodes.device}"
+        obstacle = obstacle or f"it runs on the CPU, the nodes are on {nodes.device}"
     if engine == "compiled" and obstacle:
         raise ValueError(f"The compiled engine cannot be used: {obstacle}. Pass engine='torch' or 'auto'.")
     return engine != "torch" and obstacle is None

@@ -52,6 +52,7 @@ def test_bar_names_the_experiment(tmp_path: Path) -> None:
 def test_every_experiment_of_the_paper_has_a_name() -> None:
     assert list(FIGURES) == [
         "measure", "flow", "conditioning", "hessian", "coupling", "vanishing", "circle", "invariance", "mutag",
+        "sinkformer",
     ]  # fmt: skip
 
 

@@ -28,6 +28,10 @@ def built(settings: FlowSettings, seed: int = 1) -> FlowPool:
         (FlowSettings(epsilon=0.5, relative=False), {"epsilon": 0.5, "relative": False}),
         (FlowSettings(debias=False, epsilon=1.0), {"debias": False, "epsilon": 1.0}),
         (FlowSettings(steps=1, step_size=0.5), {"max_steps": 1, "step_size": 0.5}),
+        (
+            FlowSettings(relative=False, steps=2, step_size=2.0, update_step="adam"),
+            {"relative": False, "max_steps": 2, "step_size": 2.0, "update_step": "adam"},
+        ),
     ],
 )
 def test_points_are_those_of_the_function_with_the_same_options(
@@ -79,6 +83,8 @@ def test_what_is_changed_is_told() -> None:
         ({"gradient": "none"}, "Unknown gradient 'none'"),
         ({"steps": 0}, "0 steps"),
         ({"step_size": 1.5}, "step size is 1.5"),
+        ({"update_step": "newton", "step_size": 1.0}, "Unknown update step 'newton'; pass gradient, momentum, adam"),
+        ({"update_step": "adam"}, "An update step needs a step size"),
         ({"ridge": -1.0}, "ridge is -1.0"),
     ],
 )

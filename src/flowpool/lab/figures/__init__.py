@@ -18,6 +18,7 @@ from flowpool.lab.figures import (
     invariance,
     measure,
     mutag,
+    sinkformer,
     style,
     vanishing,
 )
@@ -35,6 +36,7 @@ FIGURES: Mapping[str, Callable[[Progress], Exhibit]] = {
     "circle": circle.make,
     "invariance": invariance.make,
     "mutag": mutag.make,
+    "sinkformer": sinkformer.make,
 }
 
 

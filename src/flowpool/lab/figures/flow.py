@@ -100,13 +100,13 @@ def record_steps(nodes: Tensor, start: Tensor, num_steps: int) -> Tensor:
     """The points along Algorithm 1, ``(L + 1, M, D)``."""
     visited = [start]
 
-    def remember(points: Tensor, velocity: Tensor, length: Tensor) -> Tensor:
-        visited.append((points + length * velocity)[0])
-        return visited[-1][None]
+    def remember(points: Tensor, gradient: Tensor, step: float, _: None) -> tuple[Tensor, None]:
+        visited.append((points - step * gradient)[0])
+        return visited[-1][None], None
 
     energy = make_energy(start[None], nodes[None], EPSILON)
     with torch.no_grad():
-        descend(energy, start[None], STEP, num_steps, tolerance=1e-6, update=remember)
+        descend(energy, start[None], STEP * len(start) / 2, num_steps, tolerance=1e-6, update_step=remember)
     return torch.stack(visited)
 
 

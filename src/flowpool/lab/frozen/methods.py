@@ -64,20 +64,19 @@ class _Vectors:
     def __init__(self, transformer: Any, graphs: GraphDataset, rounds: int) -> None:
         self._sets = _Sets(graphs, rounds)
         sets, weights = self._sets(graphs)
-        self._transformer = transformer.fit(sets, sample_weight=weights)
-        self._train = self._vectors(graphs)  # (B, K)
+        self._graphs, self._transformer = graphs, transformer.fit(sets, sample_weight=weights)
+        self._train = self._vectors(sets, weights)  # (B, K)
         self.width = self._train.shape[1]
         self._middle, deviation = self._train.mean(0), self._train.std(0)
         varies = deviation > 1e-9 * max(float(deviation.max()), np.finfo(float).tiny)
         self._scale = np.where(varies, deviation, np.inf)  # what is constant in training says nothing
 
     def views(self, graphs: GraphDataset) -> dict[str, Floats]:
-        vectors = self._vectors(graphs)
+        vectors = self._train if graphs is self._graphs else self._vectors(*self._sets(graphs))
         standardised = (vectors - self._middle) / self._scale, (self._train - self._middle) / self._scale
         return {"raw": squared_distances(vectors, self._train), "standardised": squared_distances(*standardised)}
 
-    def _vectors(self, graphs: GraphDataset) -> Floats:
-        sets, weights = self._sets(graphs)
+    def _vectors(self, sets: list[Any], weights: list[Floats] | None) -> Floats:
         vectors: Floats = self._transformer.transform(sets, sample_weight=weights).astype(np.float64)
         return vectors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from flowpool.lab.datasets import GraphDataset
 from flowpool.lab.frozen.methods import METHODS, Fitted
 
 Floats = NDArray[np.float64]
+_Numbers = NDArray[np.intp]
 
 NUM_INNER_FOLDS = 3
 MOST_FOR_SELECTION = 600  # training graphs by which settings are compared; the classifier gets all
@@ -74,6 +75,15 @@ class _Units(NamedTuple):
     deviation: float
 
 
+class _Part(NamedTuple):
+    """An inner fold: kernels among its training graphs and from its test graphs to these, with the labels of both."""
+
+    train: Floats
+    train_labels: NDArray[np.int64]
+    test: Floats
+    test_labels: NDArray[np.int64]
+
+
 class Learned:
     """A classifier for graphs: a setting, fitted to all training graphs, whose view of each other is ``values``."""
 
@@ -99,19 +109,20 @@ def learn(graphs: GraphDataset, method: str, num_points: int, seed: int, grid: G
     """The classifier of a method, everything chosen and fitted on these graphs alone."""
     labels = graphs.labels.numpy()
     chosen = _drawn(labels, seed)
-    inner = [(chosen[train], chosen[test]) for train, test in _inner_folds(labels[chosen], seed)]
+    inner = _inner_folds(labels[chosen], seed)
     best: tuple[Setting, Fitted, Floats] | None = None
     sizes = _log_sizes(graphs)
     for rounds in grid.rounds_for(graphs):
         fitted = METHODS[method](graphs, rounds, num_points, seed)
         for view, values in fitted.views(graphs).items():
-            units = _units(values, sizes)
-            last: tuple[tuple[object, ...], Floats] | None = None
+            among, units = values[np.ix_(chosen, chosen)], _units(values, sizes)
+            last: tuple[tuple[object, ...], list[_Part]] | None = None
             for setting in grid.settings(rounds, view):
                 key = (setting.size, setting.kernel, setting.gamma)
                 if last is None or last[0] != key:  # the penalty varies fastest
-                    last = key, _kernel(values, sizes, sizes, units, setting)
-                accuracy = _validation_accuracy(last[1], labels, inner, setting.penalty)
+                    kernel = _kernel(among, sizes[chosen], sizes[chosen], units, setting)
+                    last = key, _parts(kernel, labels[chosen], inner)
+                accuracy = _validation_accuracy(last[1], setting.penalty)
                 if best is None or accuracy > (best[0].validation_accuracy or 0.0):
                     best = replace(setting, validation_accuracy=accuracy), fitted, values
     if best is None:
@@ -120,18 +131,23 @@ def learn(graphs: GraphDataset, method: str, num_points: int, seed: int, grid: G
     return Learned(graphs, fitted, values, setting)
 
 
-def _validation_accuracy(
-    kernel: Floats, labels: NDArray[np.int64], inner: list[tuple[NDArray[np.intp], NDArray[np.intp]]], penalty: float
-) -> float:
+def _parts(kernel: Floats, labels: NDArray[np.int64], inner: Sequence[tuple[_Numbers, _Numbers]]) -> list[_Part]:
+    return [
+        _Part(kernel[np.ix_(train, train)], labels[train], kernel[np.ix_(test, train)], labels[test])
+        for train, test in inner
+    ]
+
+
+def _validation_accuracy(parts: list[_Part], penalty: float) -> float:
     scores = []
-    for train, test in inner:
-        machine = SVC(C=penalty, kernel="precomputed").fit(kernel[np.ix_(train, train)], labels[train])
+    for part in parts:
+        machine = SVC(C=penalty, kernel="precomputed").fit(part.train, part.train_labels)
         # Not ``machine.score``, which spends more time on checks than these machines need.
-        scores.append(np.mean(machine.predict(kernel[np.ix_(test, train)]) == labels[test]))
+        scores.append(np.mean(machine.predict(part.test) == part.test_labels))
     return float(np.mean(scores))
 
 
-def _drawn(labels: NDArray[np.int64], seed: int) -> NDArray[np.intp]:
+def _drawn(labels: NDArray[np.int64], seed: int) -> _Numbers:
     """Numbers of the graphs by which settings are compared."""
     everyone = np.arange(len(labels))
     if len(labels) <= MOST_FOR_SELECTION:
@@ -140,7 +156,7 @@ def _drawn(labels: NDArray[np.int64], seed: int) -> NDArray[np.intp]:
     return np.sort(drawn)
 
 
-def _inner_folds(labels: NDArray[np.int64], seed: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+def _inner_folds(labels: NDArray[np.int64], seed: int) -> list[tuple[_Numbers, _Numbers]]:
     folds = StratifiedKFold(NUM_INNER_FOLDS, shuffle=True, random_state=seed % 2**32)
     return list(folds.split(labels, labels))
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
-from flowpool.lab.names import Gradient, Reference
+from flowpool.lab.names import Gradient, Reference, UpdateStep
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class FlowSettings:
         debias: descend the Sinkhorn divergence; otherwise the entropic loss alone.
         steps: at most so many.
         step_size: a fixed step of Algorithm 1.
+        update_step: runs Algorithm 1 to the letter, with the step size as its tau.
         ridge: lambda of the backward pass.
         gradient: through the optimality condition, or through the recorded steps.
     """
@@ -33,6 +34,7 @@ class FlowSettings:
     debias: bool = True
     steps: int | None = None
     step_size: float | None = None
+    update_step: UpdateStep | None = None
     ridge: float | None = None
     gradient: Gradient = "implicit"
 
@@ -45,8 +47,13 @@ class FlowSettings:
             raise ValueError(f"Unknown gradient {self.gradient!r}; pass {', '.join(get_args(Gradient))}.")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"{self.steps} steps; pass at least 1.")
-        if self.step_size is not None and not 0 < self.step_size <= 1:
-            raise ValueError(f"The step size is {self.step_size}; pass a value above 0 and up to 1.")
+        longest = 1 if self.update_step is None else math.inf
+        if self.step_size is not None and not 0 < self.step_size <= longest:
+            raise ValueError(f"The step size is {self.step_size}; pass a value above 0 and up to {longest}.")
+        if self.update_step not in (None, *get_args(UpdateStep)):
+            raise ValueError(f"Unknown update step {self.update_step!r}; pass {', '.join(get_args(UpdateStep))}.")
+        if self.update_step is not None and self.step_size is None:
+            raise ValueError("An update step needs a step size, the tau of Algorithm 1.")
         if self.ridge is not None and not 0 <= self.ridge < math.inf:
             raise ValueError(f"The ridge is {self.ridge}; pass a value of at least 0.")
 
@@ -57,7 +64,12 @@ class FlowSettings:
 
     def layer_options(self) -> dict[str, Any]:
         """The arguments of :class:`flowpool.FlowPool`, apart from its reference."""
-        given = {"max_steps": self.steps, "step_size": self.step_size, "ridge": self.ridge}
+        given = {
+            "max_steps": self.steps,
+            "step_size": self.step_size,
+            "update_step": self.update_step,
+            "ridge": self.ridge,
+        }
         return {
             "epsilon": self.epsilon,
             "relative": self.relative,

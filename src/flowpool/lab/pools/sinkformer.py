@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +43,16 @@ class SinkformerPool(Pool):
         ones = mask.to(nodes.dtype)  # (B, N)
         return transport_plan(scores.masked_fill(~pairs, -math.inf), ones, ones)
 
+    def walk(self, nodes: Tensor, mask: Tensor, num_blocks: int) -> Iterator[Tensor]:
+        """The nodes ``(B, N, D)`` before the first of some blocks and after each of them."""
+        yield nodes
+        for _ in range(num_blocks):
+            nodes = nodes + self.attention(nodes, mask) @ self.value(nodes) / num_blocks
+            yield nodes
+
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
-        hidden, mask = to_dense_batch(x, batch, batch_size=num_graphs)  # (B, N, D), (B, N)
-        for _ in range(self.num_blocks):
-            hidden = hidden + self.attention(hidden, mask) @ self.value(hidden) / self.num_blocks  # (B, N, D)
+        nodes, mask = to_dense_batch(x, batch, batch_size=num_graphs)  # (B, N, D), (B, N)
+        *_, hidden = self.walk(nodes, mask, self.num_blocks)
         scores = self.seeds @ hidden.mT / math.sqrt(x.shape[1])  # (B, M, N)
         weights = scores.masked_fill(~mask.unsqueeze(1), -math.inf).softmax(2)  # (B, M, N)
         return Readout((weights @ hidden).flatten(1), no_loss(x))

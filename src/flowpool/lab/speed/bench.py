@@ -89,8 +89,9 @@ def _ott(case: Case, steps: int) -> Iterator[Measurement]:
     except ImportError:
         return
     yield Measurement(
-        case.name, f"paper's scheme on OTT, {steps} steps", 0.1, 1e3 * run.seconds, 0.0, None, run.stationary, None
-    )
+        case.name, f"paper's scheme on OTT, {steps} steps", 0.1, 1e3 * run.forward, 1e3 * run.backward, None,
+        run.stationary, None,
+    )  # fmt: skip
 
 
 def _growth() -> Iterator[Measurement]:

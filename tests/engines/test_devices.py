@@ -1,0 +1,77 @@
+"""Tensors on another device: a stand-in that counts what an accelerator would be waited for (``programs/elsewhere.py``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowpool.engines.devices import HOST, carried
+
+ONCE = {"down": 1, "up": 1, "asked": 0}  # copies to the host and from it, questions for a value
+GRADIENTS = {
+    "flow_pool": 4, "transport_pool": 4, "FlowPool": 2, "FlowReadout": 6, "FlowReadout flow": 5, "FlowReadout free": 6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch knows no devices written in Python")
+    program = Path(__file__).parent / "programs" / "elsewhere.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=600, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line.pop("case"): line for line in lines}
+
+
+@pytest.mark.parametrize("way", ["", " compiled"])
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_each_pass_goes_to_the_host_once_and_comes_back_once_with_the_bits_of_the_cpu(
+    found: dict[str, Any], case: str, way: str
+) -> None:
+    if case + way not in found:
+        pytest.skip("compiled in its plain form alone")
+    seen = found[case + way]
+    assert seen["equal"] and seen["gradients"] == GRADIENTS[case]
+    assert seen["forward"] == seen["backward"] == ONCE
+
+
+def test_half_precision_under_autocast_has_the_bits_of_the_cpu(found: dict[str, Any]) -> None:
+    assert found["autocast"]["equal"] and found["autocast"]["gradients"] == 6
+
+
+def test_everything_handed_over_is_on_the_device_and_says_where_it_was_found(found: dict[str, Any]) -> None:
+    seen = found["records"]
+    assert all(seen["there"]) and len(seen["there"]) == 14
+    assert all(seen["equal"])
+    assert seen["where"] == ["compiled engine on cpu"] * 2
+    assert seen["report"].endswith("compiled engine on cpu")
+    assert len(seen["said"]) == 1 and "elsewhere:0 are pooled by kernels on the CPU" in seen["said"][0]
+    assert all(seen["torch engine"])  # stayed there, and found the same
+
+
+def test_trouble_is_told_as_on_the_cpu(found: dict[str, Any]) -> None:
+    broken, negative, apart, unable = found["trouble"]["said"]
+    assert "1 of 6 graphs are NONFINITE_INPUT (graph 2)" in broken
+    assert "is -1; graph ids must be at least 0" in negative
+    assert apart.startswith("reference is on cpu, nodes are on elsewhere:0")
+    assert "squared Euclidean cost" in unable
+
+
+def test_no_double_precision_reaches_a_device_that_has_none(found: dict[str, Any]) -> None:
+    assert found["single"]["equal"] and set(found["single"]["single"]) == {"torch.float32"}
+
+
+def test_what_is_on_the_host_stays_itself() -> None:
+    values = [torch.ones(2), None, 0.1]
+    assert all(a is b for a, b in zip(carried(values, HOST), values, strict=True))

@@ -1,0 +1,89 @@
+"""Algorithm 1 to the letter."""
+
+import pytest
+import torch
+from helpers import central_difference
+
+from flowpool import FlowPool, Status, algorithm_1, flow_pool, sinkhorn_divergence
+from flowpool.core.divergence import sinkhorn_loss
+
+GENERATOR = torch.Generator().manual_seed(0)
+NODES = torch.randn(8, 2, generator=GENERATOR, dtype=torch.float64) + 3
+START = torch.randn(3, 2, generator=GENERATOR, dtype=torch.float64)
+COTANGENT = torch.randn(1, 3, 2, generator=GENERATOR, dtype=torch.float64)
+SETTINGS = {"start": START, "epsilon": 0.7, "step_size": 0.4}
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_every_step_is_that_of_the_paper(debias):
+    """X - tau grad, with the gradient by autograd of the value itself, in the coordinates given."""
+    energy = sinkhorn_divergence if debias else sinkhorn_loss
+    points = START.unsqueeze(0)
+    for _ in range(3):
+        leaf = points.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(energy(leaf, NODES.unsqueeze(0), 0.7).sum(), leaf)
+        points = points - 0.4 * gradient
+    found = algorithm_1(NODES, max_steps=3, debias=debias, **SETTINGS)
+    assert torch.allclose(found.points, points, atol=1e-10)
+    assert found.steps.tolist() == [3] and found.status.tolist() == [Status.MAX_STEPS]
+
+
+def test_any_function_can_be_the_update():
+    def rounds(points, gradient, step, state):
+        count = 1 if state is None else state + 1
+        return points - step / count * gradient.sign(), count
+
+    found = algorithm_1(NODES, max_steps=4, update_step=rounds, **SETTINGS)
+    points, state = START.unsqueeze(0), None
+    for _ in range(4):
+        leaf = points.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(sinkhorn_divergence(leaf, NODES.unsqueeze(0), 0.7).sum(), leaf)
+        points, state = rounds(points, gradient, 0.4, state)
+    assert torch.allclose(found.points, points, atol=1e-10)
+
+
+@pytest.mark.parametrize("update_step", ["gradient", "momentum", "adam"])
+def test_unrolled_gradients_are_exact_after_any_number_of_steps(update_step):
+    def points(nodes):
+        return algorithm_1(nodes, max_steps=2, update_step=update_step, gradient="unrolled", **SETTINGS).points
+
+    leaf = NODES.clone().requires_grad_()
+    (found,) = torch.autograd.grad(points(leaf), leaf, COTANGENT)
+    way = torch.randn(NODES.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = central_difference(lambda y: (points(y) * COTANGENT).sum().detach(), NODES, way)
+    assert float((found * way).sum()) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_where_it_converges_it_is_the_flow_with_the_same_gradient():
+    leaf = NODES.clone().requires_grad_()
+    options = {"tolerance": 1e-9, "max_steps": 500}
+    one = algorithm_1(leaf, **SETTINGS | options)
+    other = flow_pool(leaf, reference=START, epsilon=0.7, relative=False, engine="torch", **options)
+    assert torch.allclose(one.points, other.points, atol=1e-7)
+    first, second = (torch.autograd.grad(pooled.points, leaf, COTANGENT)[0] for pooled in (one, other))
+    assert torch.allclose(first, second, atol=1e-6)
+
+
+def test_the_layer_and_relative_units_know_it_too():
+    options = {"epsilon": 0.2, "step_size": 0.4, "update_step": "momentum", "max_steps": 5, "on_failure": "ignore"}
+    layer = FlowPool(2, 3, reference=START, **options).double()
+    mean = NODES.mean(0)
+    radius = (NODES - mean).square().sum(1).mean().sqrt()
+    settings = {"start": mean + radius * START, "epsilon": 0.2 * radius**2, "step_size": 0.4}
+    found = algorithm_1(NODES, max_steps=5, update_step="momentum", **settings)
+    assert torch.allclose(layer(NODES).view(3, 2), found.points[0], atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"update_step": "newton"}, ValueError, "Unknown update_step 'newton'; pass 'gradient', 'momentum', 'adam'"),
+        ({"update_step": 3}, TypeError, "update_step is a int"),
+        ({"update_step": "adam", "step_size": None}, ValueError, "update_step needs a step_size"),
+        ({"update_step": "adam", "step_size": -1.0}, ValueError, "step_size is -1.0; pass the tau"),
+        ({"engine": "compiled", "update_step": "adam"}, ValueError, "does not run Algorithm 1 to the letter"),
+    ],
+)
+def test_mistakes_are_named(change, error, message):
+    with pytest.raises(error, match=message):
+        flow_pool(NODES, **({"reference": START, "step_size": 0.4} | change))

@@ -341,3 +341,19 @@ def test_so_it_is_where_nodes_are_read_in_blocks(monkeypatch):
     found = gradient()
     monkeypatch.setattr("flowpool.kernels.batch.FEWEST", 10**9)
     torch.testing.assert_close(found, gradient(), rtol=1e-5, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "torch"])
+def test_what_is_left_in_a_valley_is_next_to_nothing(engine):
+    """Seven points for two nodes: the end is said to be SINGULAR, and going on for long would gain a tenth of 1e-10 R^2."""
+    generator = torch.Generator().manual_seed(1)
+    nodes = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    reference = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    ended, later = (
+        flow_pool(nodes, reference=reference, engine=engine, tolerance=tolerance) for tolerance in (1e-5, 1e-8)
+    )
+    assert ended.status.tolist() == later.status.tolist() == [Status.SINGULAR]
+    assert float(ended.residual) > 1e-5
+    assert int(ended.steps) < int(later.steps)
+    square = float((nodes - nodes.mean(0)).square().sum(1).mean())
+    assert 0 <= float(ended.divergence - later.divergence) <= 2e-11 * square

@@ -49,7 +49,7 @@ def test_a_newton_step_is_the_inverse_where_there_is_nothing_flat(known):
 def test_a_newton_step_leaves_flat_directions_alone(known):
     values = (1.0, 2.0, 0.0)
     gradient = system(*values).product(ANYTHING)  # no part of it lies along the flat direction
-    for right in (gradient, ANYTHING):
+    for right in (gradient, ANYTHING) if known else (gradient,):  # conjugate gradients only damp what lies along it
         found = system(*values, known=known).newton(right, 1e-10, None, None)
         if known or right is gradient:  # conjugate gradients damp what no gradient has, and do not filter it
             assert torch.allclose(found.solution, filtered(values, right), rtol=1e-3, atol=1e-3 * float(right.norm()))

@@ -123,7 +123,7 @@ def test_more_points_than_nodes_end_stationary(count: int) -> None:
     arguments = batch([np.random.default_rng(1).standard_normal((2, 3))], count, 0.1)
     solved = solve(arguments)
     assert solved.status[0] == 0
-    assert solved.residual[0] <= 1e-5 or solved.singular[0]  # in a valley nothing is to be gained by a longer step
+    assert solved.residual[0] <= (1e-3 if solved.singular[0] else 1e-5)  # in a valley the divergence decides
 
 
 def test_twins_weigh_as_one_node_and_empty_nodes_are_absent() -> None:

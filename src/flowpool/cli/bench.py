@@ -49,7 +49,7 @@ def bench(
             paths = write_bench(rows, out) if rows else []
             paths += [write_rows(epochs, out / "trained.csv")] if epochs else []
             if as_json and paths:
-                print_json([asdict(row) for row in (*rows, *epochs)])
+                print_json([*map(asdict, rows), *map(asdict, epochs)])
             elif paths:
                 console().print(
                     *([_table(rows)] if rows else []), *([_trained_table(epochs)] if epochs else []), sep="\n"

@@ -155,7 +155,8 @@ def _rows(
     dataset: GraphDataset, backbone: GIN, width: int, num_points: int, threads: int, rounds: int
 ) -> Iterator[TrainedRow]:
     torch.manual_seed(0)
-    pools = {FLOW: FlowPool(width, num_points), **pooling_layers(width, num_points)}
+    flow = FlowPool(width, num_points)
+    pools: dict[str, nn.Module] = {FLOW: flow, **pooling_layers(width, num_points)}
     parts = epoch_of(dataset)
     clock = time.process_time if threads == 1 else time.perf_counter
     features = _features(backbone, parts)
@@ -171,7 +172,7 @@ def _rows(
     for part in parts:
         for name, seconds in _in_turns({n: _bound(s, part) for n, s in steps.items()}, clock, 1, False).items():
             epochs[name] += seconds
-    report = _report(pools[FLOW], features, parts)
+    report = _report(flow, features, parts)
     for name, found in times.items():
         yield TrainedRow(
             f"{dataset.name} d={width} M={num_points}",

@@ -149,7 +149,7 @@ def test_torchscript_is_refused(layer: FlowPool) -> None:
 
 def test_every_option_misspelt_is_a_type_error() -> None:
     names = [name for name in inspect.signature(FlowPool).parameters if name not in ("in_channels", "num_points")]
-    assert len(names) == 16
+    assert len(names) == 17
     for name in names:
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name[:-1]}'; did you mean '{name}'?"):
             FlowPool(2, 3, **{name[:-1]: 1})  # type: ignore[arg-type]

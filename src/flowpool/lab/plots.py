@@ -15,7 +15,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from flowpool.lab.comparison import Drawn, Row
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", "--", ":", "-.")
+_Dashes = str | tuple[int, tuple[int, ...]]  # as Matplotlib takes them
+_DASHES: tuple[_Dashes, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 _WIDTH = 7.2  # inches
 
 
@@ -23,7 +24,7 @@ class Style(NamedTuple):
     """How a pool looks in every picture."""
 
     colour: str
-    dashes: str
+    dashes: _Dashes
 
 
 def styles(pools: Sequence[str]) -> dict[str, Style]:

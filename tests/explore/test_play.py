@@ -53,9 +53,9 @@ def test_the_path_is_the_flow(debias: bool) -> None:
 
     visited = [start]
 
-    def remember(points: torch.Tensor, velocity: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-        visited.append((points + length * velocity)[0])
-        return visited[-1][None]
+    def remember(points: torch.Tensor, gradient: torch.Tensor, step: float, _: None) -> tuple[torch.Tensor, None]:
+        visited.append((points - step * gradient)[0])
+        return visited[-1][None], None
 
     energy = make_energy(
         start[None],
@@ -65,7 +65,8 @@ def test_the_path_is_the_flow(debias: bool) -> None:
         debias=debias,
     )
     with torch.no_grad():
-        descend(energy, start[None], 0.025, 3000, tolerance=1e-4, update=remember)
+        # The velocity is -grad / (2 a), with a = 1/4.
+        descend(energy, start[None], 0.025 * 4 / 2, 3000, tolerance=1e-4, update_step=remember)
     way = torch.stack(visited)  # (L, M, 2)
     nearest = (frames[:, None] - way).norm(dim=-1).amax(-1).amin(1)  # (K,)
     length = (frames[0] - frames[-1]).norm(dim=-1).max()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import central_difference
 
-from flowpool import FlowPool, Status, algorithm_1, flow_pool, sinkhorn_divergence
+from flowpool import FlowPool, Status, algorithm_1, costs, flow_pool, sinkhorn_divergence
 from flowpool.core.divergence import sinkhorn_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -52,6 +52,73 @@ def test_unrolled_gradients_are_exact_after_any_number_of_steps(update_step):
     way = torch.randn(NODES.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = central_difference(lambda y: (points(y) * COTANGENT).sum().detach(), NODES, way)
     assert float((found * way).sum()) == pytest.approx(float(expected), rel=1e-6)
+
+
+COSTS = {
+    "squared": costs.SquaredEuclidean(),
+    "cubed": costs.Euclidean(3.0),  # of a degree other than two: the unit of time depends on that of length
+    "cosine": costs.Cosine(),
+    "weighed": costs.Mahalanobis(2).double(),
+    "low rank": costs.Mahalanobis(2, rank=1).double(),
+    "callable": lambda x, y: (x - y).square().sum(-1) + (x - y).pow(4).sum(-1),
+}
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_recorded_steps_are_differentiated_exactly_however_few(cost, relative, steps):
+    """X^(1) depends on the nodes through the frame, the start and the step, as far as these do."""
+    if isinstance(cost, costs.Mahalanobis):
+        torch.nn.init.normal_(cost.weight, 0.5, 0.5, generator=torch.Generator().manual_seed(2))
+    options = {"step_size": 0.1, "max_steps": steps, "gradient": "unrolled", "on_failure": "ignore"}
+
+    def points(nodes):
+        return flow_pool(nodes, reference=START, epsilon=0.7, cost=cost, relative=relative, **options).points
+
+    leaf = NODES.clone().requires_grad_()
+    (found,) = torch.autograd.grad(points(leaf), leaf, COTANGENT)
+    way = torch.randn(NODES.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = central_difference(lambda y: (points(y) * COTANGENT).sum().detach(), NODES, way)
+    assert float((found * way).sum()) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("cost", [COSTS["squared"], COSTS["cubed"], COSTS["cosine"], COSTS["callable"]], ids=str)
+def test_an_absolute_step_is_of_the_length_it_says(cost):
+    """It is -grad / (2 a) times its size, whatever the cost and the graph."""
+    leaf = START.clone().requires_grad_()
+    value = sinkhorn_divergence(leaf.unsqueeze(0), NODES.unsqueeze(0), 0.7, cost=cost).sum()
+    (gradient,) = torch.autograd.grad(value, leaf)
+    options = {"relative": False, "step_size": 0.1, "max_steps": 1, "gradient": "unrolled", "on_failure": "ignore"}
+    found = flow_pool(NODES, reference=START, epsilon=0.7, cost=cost, **options).points[0]
+    assert torch.allclose(found - START, -0.1 * gradient * 3 / 2, atol=1e-10)
+
+
+def test_what_nothing_moves_has_no_gradient():
+    """Where a cost is blind the points stay at an absolute start, which no node can change."""
+    cost = costs.Mahalanobis(2, rank=1).double()
+    blind = torch.stack([-cost.weight.detach()[0, 1], cost.weight.detach()[0, 0]])
+    leaf = NODES.clone().requires_grad_()
+    pooled = flow_pool(leaf, reference=START, cost=cost, epsilon=0.7, relative=False, on_failure="ignore")
+    along = pooled.points[0] @ blind
+    assert torch.allclose(along, START @ blind, atol=1e-10)
+    (found,) = torch.autograd.grad((along * COTANGENT[0, :, 0]).sum(), leaf)
+    assert float(found.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_start_gets_its_gradient_through_recorded_steps_and_not_otherwise(relative):
+    def points(start):
+        options = {"gradient": "unrolled", "max_steps": 3, "relative": relative, "on_failure": "ignore"}
+        return flow_pool(NODES, reference=start, epsilon=0.7, **options).points
+
+    leaf = START.clone().requires_grad_()
+    (found,) = torch.autograd.grad(points(leaf), leaf, COTANGENT)
+    way = torch.randn(START.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = central_difference(lambda x: (points(x) * COTANGENT).sum().detach(), START, way)
+    assert float((found * way).sum()) == pytest.approx(float(expected), rel=1e-6)
+    with pytest.raises(ValueError, match="reference requires a gradient, but X. hardly depends on it"):
+        flow_pool(NODES, reference=leaf, relative=relative)
 
 
 def test_where_it_converges_it_is_the_flow_with_the_same_gradient():

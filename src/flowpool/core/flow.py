@@ -324,6 +324,7 @@ def descend(
     max_steps: int,
     tolerance: float,
     update_step: UpdateStep | None = None,
+    unit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Algorithm 1 with a fixed step, recorded by autograd: X^(L) and the number of steps of each cloud.
 
@@ -335,8 +336,11 @@ def descend(
         tolerance: a cloud whose velocity is below this, in units of R, has arrived and is left alone.
         update_step: as in the paper, see :mod:`flowpool.core.updates`. Otherwise a step along the velocity
             ``-grad / (2 a)``, in the metric of the masses.
+        unit: how much a curvature of one is in the coordinates in which the velocity is meant, ``(B,)``; ``None``: one.
     """
     slowness = 2 * energy.point_masses.unsqueeze(-1)  # (B, M, 1)
+    if unit is not None:
+        slowness = slowness / unit[:, None, None]
     state = None
     points, here = start, None
     steps = torch.zeros_like(energy.epsilon, dtype=torch.long)

@@ -32,6 +32,7 @@ class Frame:
         mean: where the origin of the frame lies outside, ``(B, D)``.
         scale: how long its unit is outside, ``(B, 1)``, or for each feature, ``(B, D)``.
         cost_unit: how much its unit of cost is outside, ``(B,)``.
+        curvature_unit: and how much that of curvature, ``(B,)``; one for the squared Euclidean cost.
         geometry: the cost in the frame.
         epsilon: in the frame, ``(B,)``.
         start: X^(0) in the frame, ``(B, M, D)``; an absolute one depends on the graph.
@@ -44,6 +45,7 @@ class Frame:
     mean: Tensor
     scale: Tensor
     cost_unit: Tensor
+    curvature_unit: Tensor
     geometry: Geometry
     epsilon: Tensor
     start: Tensor
@@ -118,7 +120,8 @@ def make_frame(
         # Without a frame the origin says nothing of the graph; only a graph that is one point needs to be told where.
         origin = torch.where(single.unsqueeze(-1), mean, 0.0)
     cost_unit = unit.detach().pow(degree or 0.0)
-    return Frame(framed, origin, scale, cost_unit, geometry, epsilon, start, empty, broken, ~single)
+    curvature_unit = cost_unit if degree is None else unit.detach().pow(degree - 2)
+    return Frame(framed, origin, scale, cost_unit, curvature_unit, geometry, epsilon, start, empty, broken, ~single)
 
 
 def _radius(clouds: Clouds, centred: Tensor, spread: Tensor, single: Tensor) -> tuple[Tensor, Tensor]:

@@ -212,13 +212,27 @@ def _recipe(options: Options) -> bool:
 
 
 def descended(
-    problem: Framed, step_size: float, max_steps: int, tolerance: float, update_step: UpdateStep | None = None
+    problem: Framed,
+    step_size: float,
+    max_steps: int,
+    tolerance: float,
+    update_step: UpdateStep | None = None,
+    unit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """X^(L) of all graphs by Algorithm 1, every step recorded where grad mode is on, and the number of steps."""
+    """X^(L) of all graphs by Algorithm 1, every step recorded where grad mode is on, and the number of steps.
+
+    See :func:`flowpool.core.flow.descend`; ``unit`` is ``(B,)``.
+    """
     points, steps = problem.start, torch.zeros_like(problem.epsilon, dtype=torch.long)
     for bucket in buckets(problem):
         found, taken = flow.descend(
-            bucket.energy, problem.start[bucket.graphs], step_size, max_steps, tolerance, update_step
+            bucket.energy,
+            problem.start[bucket.graphs],
+            step_size,
+            max_steps,
+            tolerance,
+            update_step,
+            None if unit is None else unit[bucket.graphs],
         )
         graphs = bucket.graphs[bucket.fresh]
         points = points.index_copy(0, graphs, found[bucket.fresh])
@@ -280,7 +294,9 @@ def solve(problem: Problem) -> Solution:
         if _recipe(options):
             step_size = _UNROLLED_STEP if options.step_size is None else options.step_size
             update_step = None if options.update_step is None else updates.resolve(options.update_step)
-            points, steps = descended(part, step_size, options.max_steps, options.tolerance, update_step)
+            # Steps of an absolute length are those of the caller's coordinates, which hardly matter to a relative one.
+            unit = None if problem.relative else frame.curvature_unit[chosen]
+            points, steps = descended(part, step_size, options.max_steps, options.tolerance, update_step, unit)
             # What is left at the end of the recorded steps: judged there, without moving.
             ended = judge(replace(part.detached(), start=points.detach()))._replace(points=points, steps=steps)
         else:
@@ -323,12 +339,8 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
         parameters = [name for name in inside.geometry.tensors if name in needed]
         ridge, unit, weights = RIDGE if problem.options.ridge is None else problem.options.ridge, None, None
         if not problem.relative and problem.options.ridge is not None:
-            weights = problem.geometry.feature_weights
-            scale = frame.scale if weights is None else frame.scale * weights
-            unit = frame.cost_unit / scale.detach()[:, 0].square()
-        found = adjoint_framed(
-            part, ended, seed[chosen], ridge, needed, None if unit is None else unit[chosen], weights
-        )
+            unit, weights = frame.curvature_unit[chosen], problem.geometry.feature_weights
+        found = adjoint_framed(part, ended, seed[chosen], ridge, needed, unit, weights)
         own = frame.solvable[inside.clouds.batch]
         pairs = [
             (outside, cotangent),

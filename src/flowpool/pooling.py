@@ -125,8 +125,9 @@ def flow_pool(
             "reference.detach(), or gradient='unrolled' to differentiate the steps."
         )
     ground = costs.resolve(cost)
-    if isinstance(masses, Tensor):
-        require_like(masses, nodes, "masses")
+    for name, weights in (("masses", masses), ("point_masses", point_masses)):
+        if isinstance(weights, Tensor):
+            require_like(weights, nodes, name)
     given = _Given(nodes, batch, ptr, reference, masses, point_masses, epsilon, costs.geometry_of(ground))
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
         if nodes.device.type == HOST.type or not choice.use_kernels(options, ground, point_masses, relative):

@@ -281,9 +281,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         if len(present) > _MEMBERS_FOR_KMEANS:
             present = random.choice(present, _MEMBERS_FOR_KMEANS, replace=False)
         members, masses = members[present], masses[present]
-        # Members that differ in the last digits only are one; k-means would place several centres on them.
-        distinct = len(np.unique(members.astype(np.float32), axis=0))
-        kmeans = KMeans(min(self.num_points, distinct), n_init=3, random_state=random)
+        kmeans = KMeans(_num_distinct(members, self.num_points), n_init=3, random_state=random)
         kmeans.fit(members, sample_weight=masses * len(masses))
         centres: NDArray[np.float64] = kmeans.cluster_centers_ / unit
         return centres
@@ -359,6 +357,17 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         # The mean over random directions of a squared projection is a D-th of the squared length.
         unit = math.sqrt(len(self.mean_) / (NUM_SLICES * self.num_points))
         return [unit * points, unit * np.sqrt(variances)] if self.spread else [unit * points]
+
+
+def _num_distinct(members: Floats, most: int) -> int:
+    """How many different members there are, counted up to ``most``.
+
+    Members that differ in the last digits only are one; k-means would place several centres on them.
+    """
+    found, left = 0, members.astype(np.float32)
+    while len(left) and found < most:
+        found, left = found + 1, left[(left != left[0]).any(axis=1)]
+    return found
 
 
 def shares_on_lines(

@@ -8,15 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.svm import SVC
 from typer.testing import CliRunner
 
 from flowpool.cli.app import app
 from flowpool.lab import evaluate as lab
 from flowpool.lab.datasets import load_dataset
 from flowpool.lab.frozen import Frozen, FrozenStore, Grid, compare, evaluate, make_tasks
+from flowpool.lab.frozen.methods import squared_distances
 from flowpool.lab.frozen.protocol import run_fold
 from flowpool.lab.frozen.published import PUBLISHED, SOURCES, published
-from flowpool.lab.frozen.selection import Setting, learn
+from flowpool.lab.frozen.selection import Setting, _parts, _validation_accuracy, learn
 from flowpool.lab.leakproof import subset
 from flowpool.lab.results import ResultError, Task
 
@@ -59,6 +62,18 @@ def test_the_best_setting_of_the_inner_folds_is_chosen():
     best = learn(graphs, "mean", 1, 0, SMALL).setting
     assert best in single
     assert best.validation_accuracy == max(setting.validation_accuracy for setting in single)
+
+
+def test_settings_are_compared_by_the_machine_that_is_fitted_in_the_end(capfd):
+    random = np.random.default_rng(0)
+    vectors, labels = random.normal(size=(90, 3)), np.arange(90) % 3
+    kernel = np.exp(-squared_distances(vectors + labels[:, None], vectors + labels[:, None]))
+    inner = list(StratifiedKFold(3).split(labels, labels))
+    for penalty in (0.1, 1.0, 100.0):
+        expected = cross_val_score(SVC(C=penalty, kernel="precomputed"), kernel, labels, cv=inner).mean()
+        assert 0.4 < expected < 0.9
+        assert _validation_accuracy(_parts(kernel, labels, inner), penalty) == pytest.approx(expected)
+    assert capfd.readouterr() == ("", "")  # the solver is silent
 
 
 def test_without_edges_rounds_are_not_tried():

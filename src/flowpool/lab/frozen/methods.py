@@ -7,10 +7,13 @@ further embedding is one more entry of ``EMBEDDINGS``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn.functional import one_hot
 
 from flowpool.lab.datasets import GraphDataset
 from flowpool.lab.frozen.embeddings import OTKE, WEGL, Moments, Sorted
@@ -48,14 +51,33 @@ def weights_of(graphs: GraphDataset) -> list[Floats] | None:
     return np.split(graphs.masses.double().numpy(), graphs.node_ptr[1:-1].numpy())
 
 
+def labels_are_degrees(graphs: GraphDataset) -> bool:
+    """Whether the features only say the degree of each node, which is what datasets without features come with."""
+    starts = graphs.node_ptr[:-1].repeat_interleave(graphs.edge_ptr.diff())
+    degrees = torch.bincount(graphs.edge_index[0] + starts, minlength=len(graphs.features))
+    columns = degrees.clamp(max=graphs.num_features - 1)
+    return torch.equal(graphs.features, one_hot(columns, graphs.num_features).to(graphs.features))
+
+
 class _Sets:
-    """Graphs as sets, by what `Propagate` learned from the training graphs."""
+    """Graphs as sets, by what `Propagate` learned from the training graphs.
+
+    Degrees are handed over as numbers, not as labels, of which neighbouring ones would be as far apart as any others.
+    """
 
     def __init__(self, graphs: GraphDataset, rounds: int) -> None:
-        self.propagate = Propagate(rounds).fit(list(graphs))
+        self._graphs, self._propagate = graphs, Propagate(rounds)
+        self._by_degree = labels_are_degrees(graphs)
+        self._train = self._propagate.fit_transform(self._described(graphs))
 
     def __call__(self, graphs: GraphDataset) -> tuple[list[Any], list[Floats] | None]:
-        return self.propagate.transform(list(graphs)), weights_of(graphs)
+        sets = self._train if graphs is self._graphs else self._propagate.transform(self._described(graphs))
+        return sets, weights_of(graphs)
+
+    def _described(self, graphs: GraphDataset) -> list[Any]:
+        if not self._by_degree:
+            return list(graphs)
+        return [SimpleNamespace(edge_index=graph.edge_index, num_nodes=len(graph.x)) for graph in graphs]
 
 
 class _Vectors:

@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
+from torch_geometric.data import Batch, Data
 
 from flowpool.sklearn import FlowVectorizer, Propagate, WassersteinKernel, wasserstein_distances
 from flowpool.sklearn.sets import read_sets
@@ -233,11 +234,14 @@ def test_all_forms_of_the_same_sets_give_the_same(by):
     np.testing.assert_allclose(vectorizer.transform(stacked[shuffle], groups=groups[shuffle]), expected, atol=1e-4)
     data = [SimpleNamespace(x=torch.from_numpy(members).requires_grad_()) for members in sets]
     np.testing.assert_array_equal(vectorizer.transform(data), expected)
+    graphs = Batch.from_data_list([Data(x=torch.from_numpy(members)) for members in sets])
+    np.testing.assert_array_equal(vectorizer.transform(graphs), expected)
     objects = np.empty(6, dtype=object)
     objects[:] = sets
     np.testing.assert_array_equal(vectorizer.transform(objects), expected)
     equal = np.stack([members[:10] for members in sets])
     np.testing.assert_array_equal(vectorizer.transform(equal), vectorizer.transform(list(equal)))
+    np.testing.assert_array_equal(vectorizer.transform(torch.from_numpy(equal)), vectorizer.transform(equal))
 
 
 def test_each_row_belongs_to_its_set_alone(monkeypatch):
@@ -277,6 +281,9 @@ BAD = [
     ([np.zeros((3, 2)), np.full((3, 2), np.nan)], r"3 members of the sets hold NaN.*set 1, member 0"),
     ([np.zeros((3, 2), complex)], "Set 0 holds complex128"),
     ([np.zeros((3, 0))], r"0 feature\(s\)"),
+    ((members for members in [np.eye(2)]), "Found a generator where sets are expected. Pass a list"),
+    ([Data(edge_index=torch.empty(2, 0, dtype=torch.long))], "Set 0 has no x. Put Propagate before"),
+    (Data(x=torch.eye(2)), r"a single Data where a list of graphs is expected; pass \[graph\]"),
 ]
 
 
@@ -358,11 +365,24 @@ def test_columns_are_where_their_names_say():
     np.testing.assert_allclose(vectors[:, names.index("point2_x1")] * math.sqrt(3), points[:, 2, 1])
 
 
+def test_data_frames_with_a_column_x_are_whole_sets():
+    pandas = pytest.importorskip("pandas")
+    sets = draw(5)
+    frames = [pandas.DataFrame(members, columns=["x", "y", "z"]) for members in sets]
+    expected = FlowVectorizer(2, random_state=0).fit_transform(sets)
+    np.testing.assert_array_equal(FlowVectorizer(2, random_state=0).fit_transform(frames), expected)
+
+
 def test_data_frames_come_out_if_asked_for():
     pandas = pytest.importorskip("pandas")
     table = FlowVectorizer(2).set_output(transform="pandas").fit_transform(draw(5))
     assert isinstance(table, pandas.DataFrame)
     assert table.columns[0] == "point0_x0"
+    pipeline = make_pipeline(Propagate(1), FlowVectorizer(2), StandardScaler()).set_output(transform="pandas")
+    graphs = [(members, ALONE) for members in draw(5)]
+    assert pipeline.fit_transform(graphs).columns[-1] == "log_size"
+    kernel = WassersteinKernel().set_output(transform="pandas").fit_transform(draw(5))
+    assert kernel.columns[-1] == "wassersteinkernel4"
 
 
 def test_pipelines_with_weights_are_cross_validated():
@@ -386,6 +406,19 @@ def test_grid_search_over_the_number_of_points():
     pipeline = make_pipeline(FlowVectorizer(random_state=0), StandardScaler(), SVC())
     search = GridSearchCV(pipeline, {"flowvectorizer__num_points": [1, 3]}, cv=3, error_score="raise").fit(sets, labels)
     assert len(search.predict(sets)) == 18
+
+
+def test_grid_search_hands_weights_to_the_sets_they_belong_to():
+    sets, labels = draw(18), np.arange(18) % 2
+    weights = draw_weights(sets)
+    with sklearn.config_context(enable_metadata_routing=True):
+        vectorizer = FlowVectorizer(2).set_fit_request(sample_weight=True).set_transform_request(sample_weight=True)
+        classifier = SVC().set_fit_request(sample_weight=False).set_score_request(sample_weight=False)
+        search = GridSearchCV(make_pipeline(vectorizer, classifier), {"svc__C": [1.0, 9.0]}, cv=3, error_score="raise")
+        search.fit(sets, labels, sample_weight=weights)
+    expected = FlowVectorizer(2).fit(sets, sample_weight=weights)
+    assert search.best_estimator_[0].variance_ == pytest.approx(expected.variance_)
+    assert expected.variance_ != pytest.approx(FlowVectorizer(2).fit(sets).variance_)
 
 
 def test_only_training_sets_are_looked_at():
@@ -458,6 +491,7 @@ def test_graphs_of_different_sizes_do_not_touch():
         ([(np.eye(3), PATH.T)], r"edge_index of graph 0 is int64 \(4, 2\)"),
         ([(np.eye(3), PATH), (np.eye(3, dtype=int), PATH)], "all need the same kind"),
         ([(None, ALONE)], "Graph 0 has no nodes"),
+        (Data(x=torch.eye(3)), "a single Data where a list of graphs is expected"),
     ],
 )
 def test_bad_graphs_are_named(graphs, message):

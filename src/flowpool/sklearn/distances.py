@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils._tags import Tags
 from sklearn.utils.validation import check_is_fitted
@@ -59,7 +59,7 @@ def wasserstein_distances(
     return distances
 
 
-class WassersteinKernel(TransformerMixin, BaseEstimator):
+class WassersteinKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     r"""Kernel values between clouds, for estimators with ``kernel="precomputed"``.
 
     .. math:: k(X, Y) = \exp(-\gamma \, W_2(X, Y))
@@ -126,6 +126,7 @@ class WassersteinKernel(TransformerMixin, BaseEstimator):
         self.clouds_ = sets.arrays()
         self._masses = None if sets.weights is None else np.split(sets.weights, sets.ptr[1:-1])
         self.n_features_in_ = sets.members.shape[1]
+        self._n_features_out = len(sets)
         if isinstance(self.gamma, str):
             between = distances[np.triu_indices(len(distances), 1)]
             median = float(np.median(between)) if between.size else 0.0

@@ -14,7 +14,7 @@ from sklearn.utils._param_validation import Interval
 from sklearn.utils._tags import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from flowpool.sklearn.sets import Floats, Sets, as_array, read_sets
+from flowpool.sklearn.sets import Floats, Sets, as_array, as_list, read_sets
 
 
 class Propagate(TransformerMixin, BaseEstimator):
@@ -63,6 +63,10 @@ class Propagate(TransformerMixin, BaseEstimator):
         graphs = _read_graphs(X)
         self._fit(graphs)
         return self._transform(graphs)
+
+    def set_output(self, *, transform: str | None = None) -> Self:
+        """Changes nothing, since sets are no table; for pipelines that set the output of all their steps."""
+        return self
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -128,7 +132,8 @@ class _Graphs(NamedTuple):
     ptr: NDArray[np.int64]
 
 
-def _read_graphs(graphs: Sequence[Any]) -> _Graphs:
+def _read_graphs(graphs: Any) -> _Graphs:
+    graphs = as_list(graphs)
     if not hasattr(graphs, "__len__") or len(graphs) == 0:
         raise ValueError("Pass a list of graphs with at least one graph.")
     pairs = [_parts(graph, number) for number, graph in enumerate(graphs)]

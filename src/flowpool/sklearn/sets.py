@@ -103,12 +103,23 @@ def read_sets(
     weights = _weights(sample_weight, arrays)
     # np.result_type would widen float16 and integers step by step; one decision for all is easier to foresee.
     single = all(array.dtype in (np.float32, np.float16) for array in arrays)
-    return _checked(Sets(np.concatenate(arrays, dtype=np.float32 if single else np.float64), ptr, weights))
+    # Row by row whatever the order of the parts, so that sums are the same to the last bit.
+    members = np.ascontiguousarray(np.concatenate(arrays, dtype=np.float32 if single else np.float64))
+    return _checked(Sets(members, ptr, weights))
 
 
 def as_array(value: Any) -> NDArray[Any]:
     """An array of anything array-like, PyTorch tensors with gradients included."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def as_list(graphs: Any) -> Any:
+    """The graphs of a PyTorch Geometric ``Batch``; other collections as they are, and a single graph is refused."""
+    if hasattr(type(graphs), "to_data_list"):
+        return graphs.to_data_list()
+    if hasattr(type(graphs), "edge_index"):
+        raise TypeError(f"Found a single {type(graphs).__name__} where a list of graphs is expected; pass [graph].")
+    return graphs
 
 
 def _grouped(sets: Any, sample_weight: Any, groups: NDArray[Any]) -> Sets:
@@ -132,19 +143,26 @@ def _stacked(sets: Any) -> Floats:
 
 
 def _arrays(sets: Any) -> Sequence[NDArray[Any]]:
+    sets = as_list(sets)
+    if hasattr(sets, "detach"):
+        sets = as_array(sets)
     if isinstance(sets, np.ndarray) and sets.dtype != object:
         if sets.ndim != 3:
             raise ValueError(f"Found one array of shape {sets.shape} where sets are expected. {_STACKED}")
         return list(_real(sets, "The array"))
     is_table = hasattr(sets, "shape") and not isinstance(sets, np.ndarray)
     if is_table or isinstance(sets, str | bytes) or not hasattr(sets, "__len__"):
-        # A data frame, sparse matrix or tensor of its own is one table, not a list of sets.
+        # A data frame or sparse matrix of its own is one table, not a list of sets.
         raise TypeError(f"Found a {type(sets).__name__} where sets are expected. {_STACKED}")
     if len(sets) == 0:
         raise ValueError("The list of sets is empty; pass at least one set.")
     arrays: list[NDArray[Any]] = []
     for number, entry in enumerate(sets):
-        array = _real(as_array(getattr(entry, "x", entry)), f"Set {number}")
+        # An array is a set itself, also a data frame that has a column x.
+        members = entry if hasattr(entry, "__array__") else getattr(entry, "x", entry)
+        if members is None:
+            raise ValueError(f"Set {number} has no x. Put Propagate before, which takes degrees for missing features.")
+        array = _real(as_array(members), f"Set {number}")
         if array.ndim != 2:
             raise ValueError(f"Set {number} has shape {array.shape}; a set is an (N, D) array, one row per member.")
         if array.shape[1] != (width := arrays[0].shape[1] if arrays else array.shape[1]):
@@ -170,7 +188,9 @@ def _weights(sample_weight: Any, arrays: Sequence[NDArray[Any]]) -> NDArray[np.f
     weights = [_real(as_array(entry), f"sample_weight of set {number}") for number, entry in enumerate(sample_weight)]
     for number, (own, array) in enumerate(zip(weights, arrays, strict=True)):
         if own.shape != (len(array),):
-            raise ValueError(f"sample_weight of set {number} has shape {own.shape}; the set has {len(array)} members.")
+            raise ValueError(
+                f"sample_weight of set {number} has shape {own.shape}; the set has {len(array)} members, each with a weight."
+            )
     return np.concatenate(weights, dtype=np.float64)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from flowpool.lab.datasets import GraphDataset, load_dataset, make_digits
 from flowpool.lab.frozen.embeddings import OTKE, WEGL, Moments, Sorted
-from flowpool.lab.frozen.methods import METHODS, squared_distances, weights_of
+from flowpool.lab.frozen.methods import METHODS, labels_are_degrees, squared_distances, weights_of
 from flowpool.lab.leakproof import subset
 from flowpool.lab.pools import POOLS
 
@@ -109,6 +109,26 @@ def test_labels_are_compared_by_their_subtrees():
     assert METHODS["wl"](graphs, 0, 1, 0).views(graphs)["kernel"][0, 1] == pytest.approx(2 / math.sqrt(5))
     with pytest.raises(ValueError, match="DIGITS have attributes"):
         METHODS["wl"](subset(make_digits(), np.arange(3)), 0, 1, 0)
+
+
+def test_degrees_are_compared_as_numbers():
+    # Stars with 2, 3 and 9 leaves. As labels, any two degrees are as far apart as any others.
+    sizes = torch.tensor([3, 4, 10])
+    edges = [torch.stack([torch.zeros(n - 1, dtype=torch.long), torch.arange(1, n)]) for n in sizes.tolist()]
+    degrees = torch.cat([torch.tensor([n - 1] + [1] * (n - 1)) for n in sizes.tolist()])
+    graphs = GraphDataset(
+        "STARS",
+        torch.nn.functional.one_hot(degrees).float(),
+        torch.cat([torch.tensor([0]), sizes.cumsum(0)]),
+        torch.cat([torch.cat([own, own.flip(0)], 1) for own in edges], 1),
+        torch.cat([torch.tensor([0]), (2 * (sizes - 1)).cumsum(0)]),
+        torch.tensor([0, 0, 1]),
+        ("0", "1"),
+    )
+    assert labels_are_degrees(graphs) and not labels_are_degrees(small())
+    hubs = METHODS["sort"](graphs, 0, 1, 0).views(graphs)["raw"]
+    assert hubs[0, 1] < hubs[0, 2] / 4
+    assert METHODS["sort"](graphs, 0, 1, 0).views(subset(graphs, np.array([1])))["raw"][0, 1] == pytest.approx(0)
 
 
 def test_squared_distances_far_from_the_origin():

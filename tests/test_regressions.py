@@ -357,3 +357,16 @@ def test_what_is_left_in_a_valley_is_next_to_nothing(engine):
     assert int(ended.steps) < int(later.steps)
     square = float((nodes - nodes.mean(0)).square().sum(1).mean())
     assert 0 <= float(ended.divergence - later.divergence) <= 2e-11 * square
+
+
+# Where epsilon is tiny, one step leaves the potentials thousands of epsilon behind, and Newton's method does not find back.
+@ENGINES
+def test_potentials_that_were_left_far_behind_are_found_again(engine):
+    x = (normal(15, 14) + 6.0).requires_grad_()
+    reference = 0.1 * normal(16, 14, seed=1)
+    pooled = flow_pool(x, reference=reference, relative=False, epsilon=1.3e-3, engine=engine)
+    assert pooled.status.tolist() == [Status.OK]
+    assert 0 <= float(pooled.divergence)
+    assert torch.allclose(pooled.points[0].mean(0), x.detach().mean(0), atol=1e-4)
+    (found,) = torch.autograd.grad(pooled.points.sum(), x)
+    assert torch.allclose(found, torch.full_like(found, 16 / 15), atol=1e-3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from flowpool.causes import why_singular, why_unfinished
 from flowpool.core import sinkhorn
 from flowpool.core.flow import Flowed
+from flowpool.core.records import lazy
 from flowpool.engines import torch_engine as batching
 from flowpool.engines.devices import readable
 from flowpool.engines.seam import BackwardReport
@@ -66,11 +66,11 @@ class Pooled:
         """Stationary to the tolerance, or empty, ``(B,)`` bool."""
         return _CONVERGED.to(self.status.device)[self.status.long()]
 
-    @cached_property
+    @lazy
     def _solution(self) -> Behind:
         return self._behind()
 
-    @cached_property
+    @lazy
     @torch.no_grad()
     def divergence(self) -> Tensor:
         """S_eps(X*, Y), what pooling lost, ``(B,)``; computed when first asked for.

@@ -33,6 +33,11 @@ def test_row_42_data_loader_workers_pool_after_the_parent_did(engine: str, metho
     assert int(run("workers.py", engine, method, timeout=60)) == 4
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_row_42_a_child_forked_while_other_threads_pool_waits_for_none_of_them(engine: str) -> None:
+    assert int(run("forks.py", engine, timeout=240)) == 12
+
+
 def _global_state() -> dict[str, Any]:
     threads = {name: value for name, value in os.environ.items() if "THREAD" in name}
     return {

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from flowpool.core.constants import FLAT, MOST_LEADING
 from flowpool.core.directions import leading_directions
 from flowpool.kernels.cloud import merge_nodes, slots, unfold
-from flowpool.kernels.divergence import evaluate
-from flowpool.kernels.flow import move_to, start_cold
+from flowpool.kernels.divergence import evaluate, start_cold
+from flowpool.kernels.flow import move_to
 from flowpool.kernels.hessian import form_hessian, shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import entry
 from flowpool.kernels.machine.lanes import exponential, load, store
@@ -72,7 +72,7 @@ def one_graph(  # type: ignore[no-untyped-def]
         np.empty(0), np.empty(0),
     )  # fmt: skip
     span, graph = open_span(first, span_places), open_graph(second, places)
-    evaluate(graph, graph.there, epsilon, start_cold(graph, epsilon), 1e-14)
+    evaluate(graph, graph.there, epsilon, start_cold(graph, graph.there, epsilon), 1e-14)
     move_to(graph.there, graph.here, graph)
     keep_plans(graph)
     form_hessian(graph, epsilon)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 from flowpool import costs
 from flowpool.core import sinkhorn
 from flowpool.core.directions import Directions, leading_directions
-from flowpool.core.records import take
+from flowpool.core.records import lazy, take
 from flowpool.core.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan, SelfTransport, Transport
 from flowpool.costs import CostFunction, Geometry
 
@@ -92,7 +91,7 @@ class Energy:
                 part.__dict__[name] = take(self.__dict__[name], index)
         return part
 
-    @cached_property
+    @lazy
     @torch.no_grad()
     def scales(self) -> Scales:
         """Centre, radius and stiffness of each cloud."""
@@ -104,7 +103,7 @@ class Energy:
             cost = (self.masses * self.geometry.matrix(centre, self.nodes).squeeze(-2)).sum(-1)
         return Scales(centre, variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None])
 
-    @cached_property
+    @lazy
     def leading(self) -> Directions:
         """Directions in which the nodes vary most."""
         centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]

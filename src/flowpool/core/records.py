@@ -1,14 +1,37 @@
-"""Entries of (nested) records of batched tensors: taken out and put back."""
+"""Entries of (nested) records of batched tensors: taken out and put back; values that a record computes when asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from functools import cached_property
+from typing import Any, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
 Record = TypeVar("Record")
+Value = TypeVar("Value")
+
+
+class lazy(cached_property[Value]):  # noqa: N801 - a decorator
+    """A property that is computed when it is first asked for.
+
+    Python's own holds a lock up to version 3.11, one for all objects: threads wait for one another, and a child that was
+    forked meanwhile waits for ever.
+    """
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Value: ...
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+        if instance is None:
+            return self
+        assert self.attrname is not None  # noqa: S101 - it has been given a name in a class
+        value = instance.__dict__[self.attrname] = self.func(instance)
+        return value
 
 
 def take(record: Record, index: Tensor) -> Record:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from flowpool.core.constants import LOOSE
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, add, fma, load, multiply, splat, store, subtract, total
 from flowpool.kernels.machine.linear import add_combinations, padded, row_products
@@ -40,6 +41,28 @@ def carry_potentials(graph):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def start_cold(graph, place, epsilon):  # type: ignore[no-untyped-def]
+    """Potentials of a place where nothing is known of them, and the epsilon that their transport starts from."""
+    stay_apart()
+    farthest = 0.0
+    for i in range(graph.count):
+        square = 0.0
+        for e in range(graph.dimension):
+            square += place.points[i, e] * place.points[i, e]
+        place.potential[0, i] = square
+        place.self_potential[0, i] = 0.5 * epsilon * math.log(graph.point_masses[0, i])
+        farthest = max(farthest, square)
+    reach = 0.0
+    for j in range(graph.length):
+        square = 0.0
+        for e in range(1, 1 + graph.hull):
+            square += graph.nodes[e, j] * graph.nodes[e, j]
+        reach = max(reach, square)
+    # The cost is at most (|x| + |y|)^2; a quarter of it starts the cold solution of the first transport.
+    return max(epsilon, (math.sqrt(farthest) + math.sqrt(reach)) ** 2 / 4.0)
+
+
+@kernel
 def fill_gradient(graph, place):  # type: ignore[no-untyped-def]
     """Fills the gradient from Q X, P Y and the row sums of both plans."""
     stay_apart()
@@ -64,6 +87,9 @@ def evaluate(graph, place, epsilon, stage, tolerance):  # type: ignore[no-untype
     stay_apart()
     count, hull = graph.count, graph.hull
     error = solve_transport(graph, place.points, place.potential, epsilon, stage, tolerance)
+    if LOOSE < error < math.inf:  # the potential was carried too far off for Newton's method; once more, from nothing
+        stage = start_cold(graph, place, epsilon)
+        error = solve_transport(graph, place.points, place.potential, epsilon, stage, tolerance)
     row_products(graph.plan, count, graph.nodes, 1, hull, graph.length, place.pulled, False)
     for i in range(count):
         place.rows[0, i] = graph.rows[0, i]

@@ -71,28 +71,6 @@ def fill_velocity(graph, result):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def start_cold(graph, epsilon):  # type: ignore[no-untyped-def]
-    """Potentials at ``there`` where nothing is known of them, and the epsilon that their transport starts from."""
-    stay_apart()
-    there, farthest = graph.there, 0.0
-    for i in range(graph.count):
-        square = 0.0
-        for e in range(graph.dimension):
-            square += there.points[i, e] * there.points[i, e]
-        there.potential[0, i] = square
-        there.self_potential[0, i] = 0.5 * epsilon * math.log(graph.point_masses[0, i])
-        farthest = max(farthest, square)
-    reach = 0.0
-    for j in range(graph.length):
-        square = 0.0
-        for e in range(1, 1 + graph.hull):
-            square += graph.nodes[e, j] * graph.nodes[e, j]
-        reach = max(reach, square)
-    # The cost is at most (|x| + |y|)^2; a quarter of it starts the cold solution of the first transport.
-    return max(epsilon, (math.sqrt(farthest) + math.sqrt(reach)) ** 2 / 4.0)
-
-
-@kernel
 def depart(request, clock, graph):  # type: ignore[no-untyped-def]
     """Sets ``there.points``, and potentials that are nearly theirs."""
     stay_apart()

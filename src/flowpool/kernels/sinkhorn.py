@@ -165,7 +165,9 @@ def solve_transport(graph, points, potential, epsilon, stage, tolerance):  # typ
     fresh = True  # K has to be formed
     served = False  # the factor of the last iteration was good enough to be used again
     error = math.inf
-    for _ in range(MAX_ITERATIONS):
+    iterations = 0  # of this stage
+    while iterations < MAX_ITERATIONS:
+        iterations += 1
         if fresh:
             scale_rows(points, dimension, count, potential, stage, graph.scaled)
             gibbs(nodes, length, hull, dimension, count, graph.scaled, graph.gibbs, graph.old_sums)
@@ -185,6 +187,7 @@ def solve_transport(graph, points, potential, epsilon, stage, tolerance):  # typ
             combine(potential, stage, graph.shift, potential, end)
             stage = max(STAGE * stage, epsilon)
             fresh = True
+            iterations = 0
             continue
 
         newton = served

@@ -7,8 +7,8 @@ import numpy as np
 from flowpool.core.constants import MOST_LEADING
 from flowpool.core.law import CURVE, FINISHED, advance, begin
 from flowpool.kernels.cloud import START_TOLERANCE, merge_nodes, slots, unfold
-from flowpool.kernels.divergence import evaluate
-from flowpool.kernels.flow import conclude, depart, has_equal_masses, move_to, needs_evaluation, start_cold
+from flowpool.kernels.divergence import evaluate, start_cold
+from flowpool.kernels.flow import conclude, depart, has_equal_masses, move_to, needs_evaluation
 from flowpool.kernels.hessian import form_hessian
 from flowpool.kernels.machine.jit import entry, kernel
 from flowpool.kernels.machine.rows import draw, stay_apart
@@ -21,7 +21,7 @@ def follow(graph, clock, epsilon, tolerance, max_steps, counter):  # type: ignor
     """Moves the points from ``there`` to the end of their flow, ``here``, unless the counter says stop."""
     stay_apart()
     equal = has_equal_masses(graph)
-    stage = start_cold(graph, epsilon)
+    stage = start_cold(graph, graph.there, epsilon)
     request = begin(clock, 0.0)
     while request != FINISHED and counter[0] >= 0:
         if needs_evaluation(request):

@@ -1,8 +1,11 @@
 """A random sweep over everything that has ever broken: crashes, statuses that promise too much, wrong gradients.
 
     python benchmarks/sweep.py [--graphs 20000] [--seed 0] [--oracle 0.1] [--differences 0.02]
-    FLOWPOOL_CHECKED=1 python benchmarks/sweep.py     every access of every kernel checked
-    MALLOC_CHECK_=3 python benchmarks/sweep.py        the C library's own checks of the heap
+    FLOWPOOL_CHECKED=1 python benchmarks/sweep.py
+    LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.check=3 python benchmarks/sweep.py
+
+The second with every access of every kernel checked, the third with the C library's own checks of the heap (up to glibc 2.33:
+``MALLOC_CHECK_=3``). Each batch can be drawn again: failures name it as ``draw(seed, number)``.
 
 Batches of one to four graphs with M from 1 to 64, D from 1 to 256, N from 1 to 2000 (log-uniform), nodes of full or low rank,
 twins, near twins, lattices, large offsets, masses equal, skewed or with zeros, epsilon 1e-3 to 1e2 (relative or absolute),

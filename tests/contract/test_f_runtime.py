@@ -30,7 +30,7 @@ def test_row_41_eight_python_threads_at_once(engine: str) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_row_42_data_loader_workers_pool_after_the_parent_did(engine: str, method: str) -> None:
-    assert int(run("workers.py", engine, method, timeout=60)) == 4
+    assert int(run("workers.py", engine, method, timeout=240)) == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")

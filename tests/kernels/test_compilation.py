@@ -30,26 +30,31 @@ def run(program: str, *arguments: str, timeout: float = 600, **environment: str)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # two of the three may have to be compiled
-def test_every_way_to_compile_gives_the_same_bits(tmp_path: Path) -> None:
-    """In checked mode an access outside of its array would end the sweep with an IndexError."""
+@pytest.mark.timeout(1200)  # the kernels may have to be compiled
+@pytest.mark.parametrize("way", ["plain", "checked"])
+def test_every_way_to_compile_gives_the_same_bits_and_passes_the_tests_of_the_kernels(way: str, tmp_path: Path) -> None:
+    """In checked mode an access outside of its array would end the sweep, or a test, with an IndexError."""
     found = {}
-    for way, switch in WAYS.items():
-        target = tmp_path / f"{way}.npz"
-        done = run("sweep.py", str(target), **switch)
-        assert done.returncode == 0, f"{way}: {done.stderr[-3000:]}"
-        assert done.stdout.split()[0] == way
-        found[way] = dict(np.load(target))
+    for name in ("quick", way):
+        target = tmp_path / f"{name}.npz"
+        done = run("sweep.py", str(target), **WAYS[name])
+        assert done.returncode == 0, f"{name}: {done.stderr[-3000:]}"
+        assert done.stdout.split()[0] == name
+        found[name] = dict(np.load(target))
     quick = found["quick"]
-    for way in ("plain", "checked"):
-        assert quick.keys() == found[way].keys()
-        for name, values in quick.items():
-            np.testing.assert_array_equal(found[way][name], values, err_msg=f"{name} by {way}")
+    assert quick.keys() == found[way].keys()
+    for name, values in quick.items():
+        np.testing.assert_array_equal(found[way][name], values, err_msg=f"{name} by {way}")
     # Graphs of every kind were met.
     status = quick["status"]
     assert len(status) >= 200 and np.isin(status, [0, 3, 4]).all()
     assert (status == 0).sum() > 100 and (status == 4).sum() > 5
     assert all(np.isfinite(values).all() for values in quick.values())
+
+    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("batch", "frame", "kernels", "memory")]
+    done = run("tests.py", *tests, **WAYS[way])
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.split()[0] == way and " passed" in done.stdout
 
 
 def test_an_access_outside_raises_in_checked_mode() -> None:

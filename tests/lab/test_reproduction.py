@@ -48,12 +48,16 @@ def test_the_table_has_every_cell_that_was_run(tmp_path: Path, monkeypatch: pyte
         return fold_result(task.pool, task.fold, accuracy, repeat=task.repeat)
 
     monkeypatch.setattr(lab_evaluate, "run_fold", at_once)
-    grid = [cells()[number] for number in (0, 8, 12)]
+    grid = [cells()[number] for number in (0, 8, 12, 18)]  # the last varies the flow of the second
     for cell in grid[1:]:
         assert len(list(run_cell(cell, [3], tmp_path, 1))) == 10 * len(cell.pools)
     lines = table(grid, [3], tmp_path).splitlines()
-    assert len(lines) == 2 + 2
-    assert lines[2].startswith("| mass | normalised | none | default | 82.98 ± 0.50 | 73.80 ± 0.50 | 80.50 ± 0.50 |")
+    assert len(lines) == 2 + 3
+    error = f"{0.5 * math.sqrt(10 / 9) * math.sqrt(1 / 10 + 1 / 9):.2f}"
+    flow, sort = f"82.98 ± 0.50 ({error})", f"73.80 ± 0.50 ({error})"
+    assert lines[2].startswith(f"| mass | normalised | none | default | {flow} | {sort} | 80.50 ± 0.50 ({error}) |")
     assert lines[2].endswith("| +9.18 (0.00) | 10 | yes |")
-    assert lines[3].startswith("| none | normalised | none | absolute 0.01, a reference per fold | 82.98 ± 0.50 |  |")
+    alone, beside = "absolute 0.01, a reference per fold", "| +9.18 (0.00) | 10 | yes |"
+    assert lines[3] == f"| none | normalised | none | {alone} | {flow} |  |  |  |  | 10 |  |"  # whose sort was not run
+    assert lines[4] == f"| mass | normalised | none | {alone} | {flow} | {sort} |  |  {beside}"
     assert list(run_cell(grid[1], [3], tmp_path, 1)) == []  # it goes on where it was

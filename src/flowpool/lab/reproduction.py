@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowpool.lab.comparison import PAPER_TABLE, compare, percent, points
@@ -19,7 +19,7 @@ from flowpool.lab.model import Shape
 from flowpool.lab.names import Norm, Padding, Propagation
 from flowpool.lab.pools import FlowSettings
 from flowpool.lab.results import Failure, Result, Store, Task
-from flowpool.lab.statistics import Summary, corrected_error
+from flowpool.lab.statistics import Summary, corrected_error, summarise
 
 REPEATS = (3, 4, 5, 6, 7)  # 0 to 2 were spent on the search for the hypothesis
 PADDINGS: tuple[Padding, ...] = ("none", "empty", "mass")
@@ -27,6 +27,7 @@ PROPAGATIONS: tuple[Propagation, ...] = ("normalised", "raw")
 NORMS: tuple[Norm, ...] = ("none", "nodes")
 EPSILONS = (0.01, 0.1, 1.0)
 STEPS = 100
+_POOLS = ("flow", "sort", "sum", "mean")
 _PAPER_RATIO = 1 / 9  # test graphs over the others in ten folds
 _WITHIN = 2  # combined errors
 
@@ -49,7 +50,7 @@ def cells(data: str | None = None) -> list[Cell]:
     found = []
     for padding, propagation, norm in itertools.product(PADDINGS, PROPAGATIONS, NORMS):
         configuration = Configuration(data=data, propagation=propagation, shape=Shape(padding=padding, norm=norm))
-        found.append(Cell(f"{padding}-{propagation}-{norm}", configuration, ("flow", "sort", "sum", "mean")))
+        found.append(Cell(f"{padding}-{propagation}-{norm}", configuration, _POOLS))
     for padded, epsilon, seed in itertools.product((False, True), EPSILONS, (None, 0)):
         flow = FlowSettings(epsilon=epsilon, relative=False, steps=STEPS, reference_seed=seed)
         shape = Shape(padding="mass" if padded else "none")
@@ -74,8 +75,19 @@ def table(found: Sequence[Cell], repeats: Sequence[int], folder: Path) -> str:
         store = Store(folder / cell.name, cell.configuration.identity())
         results = store.load_all(cell.tasks(repeats))
         if results:
-            lines.append(_line(cell, results, store.load_failures(cell.tasks(repeats))))
+            failures = store.load_failures(cell.tasks(repeats))
+            lines.append(_line(cell, results + _sorted_beside(cell, results, folder), failures))
     return "\n".join(lines)
+
+
+def _sorted_beside(cell: Cell, results: Sequence[Result], folder: Path) -> list[Result]:
+    """Sort on the folds of a cell that varies the flow alone: those of the cell that it is a variation of."""
+    configuration = replace(cell.configuration, flow=FlowSettings())
+    (same,) = (other for other in cells(configuration.data) if other.configuration == configuration)
+    if "sort" in cell.pools or not (folder / same.name).exists():
+        return []
+    wanted = [Task("sort", result.repeat, result.fold) for result in results]
+    return Store(folder / same.name, configuration.identity()).load_all(wanted)
 
 
 def is_compatible(flow: Sequence[float], sort: Sequence[float], difference_error: float) -> bool:
@@ -101,8 +113,15 @@ def _paper_error(summary: Summary) -> float:
     return summary.deviation * math.sqrt(1 / summary.count + _PAPER_RATIO)
 
 
+def _accuracy(results: Sequence[Result]) -> str:
+    """``82.48 ± 7.39 (3.57)``: mean, deviation and corrected error over folds, in per cent."""
+    accuracies = [result.accuracy for result in results]
+    error = f" ({100 * corrected_error(accuracies, _PAPER_RATIO):.2f})" if len(accuracies) > 1 else ""
+    return percent(summarise(accuracies)) + error
+
+
 def _line(cell: Cell, results: list[Result], failures: list[Failure]) -> str:
-    rows = {row.pool: row for row in compare(results, cell.pools, "sort", failures=failures)}
+    rows = {row.pool: row for row in compare(results, _POOLS, "sort", failures=failures)}
     shape, settings = cell.configuration.shape, cell.configuration.flow
     flow, sort = rows.get("flow"), rows.get("sort")
     difference = flow.difference if flow else None
@@ -123,7 +142,7 @@ def _line(cell: Cell, results: list[Result], failures: list[Failure]) -> str:
         str(cell.configuration.propagation),
         shape.norm,
         written,
-        *(percent(rows[pool].accuracy) if pool in rows else "" for pool in ("flow", "sort", "sum", "mean")),
+        *(_accuracy(rows[pool].results) if pool in rows else "" for pool in _POOLS),
         points(difference) if difference else "",
         str(len(flow.results) if flow else 0) + (f", {len(failures)} failed" if failures else ""),
         verdict,

@@ -22,7 +22,7 @@ from flowpool import Status, costs, flow_pool
 from flowpool.lab.backbones import prepare
 from flowpool.lab.datasets import load_dataset
 
-STEP = 1e-4  # of the finite differences, in units of the features' spread
+STEP = 1e-6  # of the finite differences, in units of the spread of the features: |x - y|^1.5 bends sharply
 
 
 def kinds(width: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def measure(cost: Any, nodes: Tensor, batch: Tensor, reference: Tensor) -> str:
 
     def ends(moved: Tensor) -> Tensor:
         options = {"reference": reference, "cost": cost, "on_failure": "ignore", "dim_size": len(chosen)}
-        points = flow_pool(moved, graph, tolerance=1e-9, gradient="none", **options).points
+        points = flow_pool(moved, graph, tolerance=1e-10, gradient="none", **options).points
         return (points * cotangent[chosen]).sum((1, 2))
 
     found = torch.zeros(len(chosen), dtype=torch.float64).index_add(0, graph, (gradient[own] * way).sum(1))

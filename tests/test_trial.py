@@ -135,12 +135,23 @@ def test_an_asymmetric_cost_is_refused_where_points_meet_points():
     assert flow_pool(NODES, reference=REFERENCE, cost=cost, debias=False).converged.all()
 
 
+CORNERS = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 2).repeat(3, 1)
+LINE = torch.tensor([[x + shift, 0.0, 0.0] for x in (0, 1) for shift in (0, 0.01, 0.02)], dtype=torch.float64)
+CUBE = torch.tensor([[-1.0, 0.5, 0.2], [0.1, -1.0, 0.6], [0.4, 0.3, -1.0], [1.0, 0.8, 0.5]], dtype=torch.float64)
 CAUSES = {
     "cosine": ({"cost": "cosine"}, r"Cosine\(\) is blind in some directions"),
     "low rank": ({"cost": costs.Mahalanobis(2, rank=1)}, "is blind in some directions"),
     "few nodes": (
         {"nodes": NODES[:2].repeat(3, 1), "reference": NODES[:4]},
         "There are 4 points, but 2 distinct nodes",
+    ),
+    "on nodes": (
+        {"nodes": CORNERS, "reference": 0.9 * CORNERS[:4] + 0.1 * NODES[:4], "cost": costs.Euclidean(3.0)},
+        r"Points sit on nodes, where the cost Euclidean\(power=3, radius=0\) is flat",
+    ),
+    "off the hull": (
+        {"nodes": LINE, "reference": CUBE, "cost": costs.Euclidean(3.0)},
+        "The nodes span 1 of 3 dimensions, and points have left these",
     ),
     "rough": ({"cost": costs.Euclidean(1.3), "max_steps": 3}, "curves without bound where x = y"),
     "cut off": ({"max_steps": 1}, "cut off by max_steps"),

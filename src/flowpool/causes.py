@@ -10,6 +10,8 @@ from flowpool.core.constants import SINGULAR
 from flowpool.core.divergence import Energy, Evaluation
 from flowpool.core.hessian import dense_hessian
 
+_LEFT = 1e-3  # distance from the hull of the nodes, in units of R, at which a point has left it
+_SOME, _ALL = 0.1, 0.9  # parts of a direction of length one: one that counts, and as good as all of it
 _MERGED = 1e-2  # distance of two points, in units of R, at which the divergence hardly tells them from one
 
 
@@ -18,6 +20,10 @@ def why_singular(energy: Energy, here: Evaluation) -> str:
     values, vectors = torch.linalg.eigh(dense_hessian(energy, here)[0])
     flattest = vectors[:, values.abs().argmin()].view_as(here.points)
     if float(_frozen_curvature(energy, here, flattest)) <= SINGULAR * float(energy.scales.stiffness.mean()):
+        moved = flattest[0].norm(dim=-1) > _SOME
+        away = torch.cdist(here.points, energy.nodes[:, energy.masses[0] > 0])[0, moved].amin(-1)
+        if float(away.max()) <= _MERGED * float(energy.scales.radius):
+            return f"Points sit on nodes, where the cost {energy.geometry.cost} is flat."
         return f"The cost {energy.geometry.cost} is blind in some directions, in which nothing pulls the points."
     distances = torch.cdist(here.points, here.points)[0]
     distances.fill_diagonal_(torch.inf)
@@ -25,6 +31,12 @@ def why_singular(energy: Energy, here: Evaluation) -> str:
     distinct = len(energy.nodes[0, energy.masses[0] > 0].unique(dim=0))
     if distinct < num_points:
         return f"There are {num_points} points, but {distinct} distinct nodes."
+    points, hull = here.points - energy.scales.centre, _hull(energy)
+    if float(_off(points, hull)) > _LEFT * float(energy.scales.radius) and float(_off(flattest, hull)) > _ALL:
+        return (
+            f"The nodes span {len(hull)} of {hull.shape[1]} dimensions, and points have left these to a side that nothing "
+            f"decides, as they may with the cost {energy.geometry.cost}."
+        )
     if float(distances.min()) <= _MERGED * float(energy.scales.radius):
         first, second = sorted(divmod(int(distances.argmin()), num_points))
         return f"Points {first} and {second} have merged; a smaller epsilon or fewer points keep them apart."
@@ -41,6 +53,18 @@ def why_unfinished(energy: Energy, here: Evaluation) -> str:
             "costs.Euclidean(p, radius=0.1) is smooth."
         )
     return "The flow was cut off by max_steps."
+
+
+def _hull(energy: Energy) -> Tensor:
+    """Orthonormal directions that the nodes of one cloud span around their mean, ``(K, D)``."""
+    nodes = (energy.nodes - energy.scales.centre)[0, energy.masses[0] > 0]
+    _, sizes, axes = torch.linalg.svd(nodes, full_matrices=False)
+    return axes[sizes > _LEFT**2 * sizes[0]]
+
+
+def _off(points: Tensor, hull: Tensor) -> Tensor:
+    """Length of what is not along the hull."""
+    return (points - points @ hull.T @ hull).norm()
 
 
 def _frozen_curvature(energy: Energy, here: Evaluation, direction: Tensor) -> Tensor:

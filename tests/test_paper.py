@@ -42,6 +42,54 @@ def test_any_function_can_be_the_update():
     assert torch.allclose(found.points, points, atol=1e-10)
 
 
+def test_an_update_may_write_into_its_arguments():
+    def in_place(points, gradient, step, state):
+        return points.sub_(step * gradient), state
+
+    batch = torch.tensor([0] * 5 + [1] * 3)  # which do not arrive together
+    options = {"tolerance": 1e-6, "max_steps": 100, **SETTINGS}
+    found, expected = (algorithm_1(NODES, batch, update_step=step, **options) for step in (in_place, "gradient"))
+    assert torch.equal(found.points, expected.points) and torch.equal(found.steps, expected.steps)
+
+
+@pytest.mark.parametrize(
+    ("update_step", "error", "message"),
+    [
+        (lambda points, gradient, step, state: points, TypeError, "returned a Tensor; return the points and a state"),
+        (lambda points, gradient, step, state: (points[:, :1], state), ValueError, r"shape \(2, 1, 2\) for points of"),
+    ],
+)
+def test_what_an_update_returns_is_checked(update_step, error, message):
+    with pytest.raises(error, match=message):
+        algorithm_1(NODES, update_step=update_step, **SETTINGS)
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-7])
+def test_it_ends_when_the_newton_step_is_short_and_says_so(tolerance):
+    """Also where the gradient is shorter than the Newton step, as with a point for each pair of twins."""
+    nodes = NODES[:3].repeat_interleave(2, 0)
+    found = algorithm_1(nodes, tolerance=tolerance, max_steps=1000, **SETTINGS)
+    assert found.status.tolist() == [Status.OK] and float(found.residual) <= tolerance
+    assert int(found.steps) < 1000
+    cut = algorithm_1(nodes, tolerance=tolerance, max_steps=int(found.steps) - 1, **SETTINGS)
+    assert cut.status.tolist() == [Status.MAX_STEPS] and float(cut.residual) > tolerance
+
+
+def test_what_nothing_decides_is_singular_and_what_leaves_for_infinity_is_not_finite():
+    cost = costs.Mahalanobis(2, rank=1).double()
+    assert algorithm_1(NODES, cost=cost, max_steps=1000, **SETTINGS).status.tolist() == [Status.SINGULAR]
+    batch = torch.tensor([0] * 4 + [1] * 4)
+    nodes = NODES * torch.tensor([1.0] * 4 + [1e-3] * 4, dtype=torch.float64).unsqueeze(-1)
+
+    def flees(points, gradient, step, state):
+        return points * torch.where(points.abs().amax((1, 2), keepdim=True) > 1, 1e30, 0.5), state
+
+    found = algorithm_1(nodes, batch, start=START / 9, update_step=flees, epsilon=0.7, step_size=1.0, max_steps=40)
+    fled = algorithm_1(nodes, batch, start=START * 9, update_step=flees, epsilon=0.7, step_size=1.0, max_steps=40)
+    assert found.status.tolist() == [Status.MAX_STEPS] * 2
+    assert fled.status.tolist() == [Status.NONFINITE] * 2
+
+
 @pytest.mark.parametrize("update_step", ["gradient", "momentum", "adam"])
 def test_unrolled_gradients_are_exact_after_any_number_of_steps(update_step):
     def points(nodes):

@@ -43,7 +43,7 @@ def algorithm_1(
         step_size: tau.
         max_steps: L.
         update_step: ``"gradient"``, ``"momentum"``, ``"adam"``, or a function, see :mod:`flowpool.core.updates`.
-        tolerance: a graph has converged when ``|grad S_i| / (2 a_i)`` is shorter than this, relative to its radius.
+        tolerance: a graph has converged when the Newton step is shorter than this, relative to its radius.
         debias: S_eps, or L_eps alone.
         gradient: ``"implicit"``: the normal equations with the Tikhonov term by conjugate gradients (section 8.2);
             ``"unrolled"``: through the recorded steps (section 8.1).

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from flowpool.core import law
-from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, TIGHTEST
+from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR, TIGHTEST
 from flowpool.core.divergence import Energy, Evaluation, Scales
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
 from flowpool.core.records import blank, mix, put, take
-from flowpool.core.systems import System, shifted_model
-from flowpool.core.updates import UpdateStep
+from flowpool.core.systems import Solved, System, shifted_model
+from flowpool.core.updates import UpdateStep, checked
 
 
 class Flowed(NamedTuple):
@@ -272,11 +272,7 @@ class _Way:
             longest = self._read(clouds, clocks, "longest", index) * radius
             found = system.newton(here.gradient, precision, longest, guess)
         else:
-            found = system.newton(self.there.gradient[index], ROUGH, None, None)
-            # Factors with hardly a shift show flat directions best.
-            model = shifted_model(system.curvature, torch.full_like(radius, LEAST_SHIFT))
-            pivots = torch.where(model.exists, torch.minimum(model.flattest, model.outside), 0.0)
-            found = found._replace(flattest=torch.minimum(found.flattest, pivots))
+            found = _searched(system, self.there.gradient[index], ROUGH)
         self._set("newton", index, found.solution)
         gradient = here.gradient if request == NEWTON else self.there.gradient[index]
         gain = self._slope(found.solution, gradient, index) / 2
@@ -311,10 +307,25 @@ def _norm(value: Tensor) -> Tensor:
     return value.square().sum((-1, -2)).sqrt()
 
 
-def distance(energy: Energy, here: Evaluation) -> Tensor:
-    """Length of the filtered Newton step at some points, in units of R, ``(B,)``; infinite where H is not definite."""
-    found = System(curvature(energy, here), hessian_product(energy, here)).newton(here.gradient, 1e-6, None, None)
-    return torch.where(found.flattest > -FLAT, _norm(found.solution) / energy.scales.radius, math.inf)
+def _searched(system: System, gradient: Tensor, precision: float) -> Solved:
+    """The filtered Newton step, and the smallest curvature that is to be found."""
+    found = system.newton(gradient, precision, None, None)
+    # Factors with hardly a shift show flat directions best.
+    model = shifted_model(system.curvature, torch.full_like(found.flattest, LEAST_SHIFT))
+    pivots = torch.where(model.exists, torch.minimum(model.flattest, model.outside), 0.0)
+    return found._replace(flattest=torch.minimum(found.flattest, pivots))
+
+
+@torch.no_grad()
+def distance(energy: Energy, here: Evaluation) -> tuple[Tensor, Tensor]:
+    """How far some points are from stationary, and whether there are flat directions, both ``(B,)``.
+
+    The first is the length of the filtered Newton step in units of R, and infinite where H is not definite.
+    """
+    system = System(curvature(energy, here), hessian_product(energy, here))
+    found = _searched(system, here.gradient, 1e-6)
+    length = torch.where(found.flattest > -FLAT, _norm(found.solution) / energy.scales.radius, math.inf)
+    return length, found.flattest <= SINGULAR
 
 
 def descend(
@@ -333,7 +344,7 @@ def descend(
         start: X^(0), ``(B, M, D)``.
         step_size: tau.
         max_steps: L.
-        tolerance: a cloud whose velocity is below this, in units of R, has arrived and is left alone.
+        tolerance: a cloud whose Newton step is shorter than this, in units of R, has arrived and is left alone.
         update_step: as in the paper, see :mod:`flowpool.core.updates`. Otherwise a step along the velocity
             ``-grad / (2 a)``, in the metric of the masses.
         unit: how much a curvature of one is in the coordinates in which the velocity is meant, ``(B,)``; ``None``: one.
@@ -344,16 +355,24 @@ def descend(
     state = None
     points, here = start, None
     steps = torch.zeros_like(energy.epsilon, dtype=torch.long)
+    slow = tolerance * energy.scales.radius  # (B,), a velocity at which it is worth while to look at the Newton step
+    going = torch.ones_like(steps, dtype=torch.bool)
     for _ in range(max_steps):
         here = energy.evaluate(points.detach(), here, TIGHTEST)
-        going = _norm(here.gradient / slowness) > tolerance * energy.scales.radius
+        speed = _norm(here.gradient / slowness)
+        near = going & (speed <= slow)
+        if bool(near.any()):
+            left, _ = distance(energy, here)
+            slow = torch.where(near, 0.9 * speed * tolerance / left, slow)  # velocity and Newton step shrink together
+            near = near & (left <= tolerance)
+        going = going & ~near & speed.isfinite()
         if not bool(going.any()):
             break
         gradient = energy.gradient(points, here) if torch.is_grad_enabled() else here.gradient
         if update_step is None:
             moved = points - step_size * gradient / slowness
         else:
-            moved, state = update_step(points, gradient, step_size, state)
+            moved, state = checked(update_step(points.clone(), gradient, step_size, state), points)
         points = torch.where(going[:, None, None], moved, points)
         steps += going
     return points, steps

@@ -39,6 +39,17 @@ def adam(points: Tensor, gradient: Tensor, step: float, state: Any) -> tuple[Ten
 UPDATES: dict[str, UpdateStep] = {"gradient": gradient_descent, "momentum": momentum, "adam": adam}
 
 
+def checked(returned: Any, points: Tensor) -> tuple[Tensor, Any]:
+    """What an ``update_step`` has returned for these points, if it is of the right form."""
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[0], Tensor):
+        found = type(returned).__name__
+        raise TypeError(f"update_step returned a {found}; return the points and a state, which may be None.")
+    if returned[0].shape != points.shape:
+        shapes = f"{tuple(returned[0].shape)} for points of shape {tuple(points.shape)}"
+        raise ValueError(f"update_step returned shape {shapes}; return all points, moved.")
+    return returned
+
+
 def resolve(update_step: str | UpdateStep) -> UpdateStep:
     """The function behind a name."""
     if isinstance(update_step, str):

@@ -246,9 +246,10 @@ def judge(problem: Framed) -> Flowed:
     result = _blank(problem)
     for bucket in buckets(problem):
         here = bucket.energy.evaluate(problem.start[bucket.graphs])
-        residual = flow.distance(bucket.energy, here)
+        left, flat = flow.distance(bucket.energy, here)
+        residual = torch.where(here.gradient.isfinite().all(-1).all(-1), left, torch.nan)  # it has left for infinity
         steps = torch.zeros_like(residual, dtype=torch.long)
-        found = Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, steps.bool())
+        found = Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, flat)
         result = put(result, bucket.graphs, found)
     return result
 
@@ -299,6 +300,7 @@ def solve(problem: Problem) -> Solution:
             points, steps = descended(part, step_size, options.max_steps, options.tolerance, update_step, unit)
             # What is left at the end of the recorded steps: judged there, without moving.
             ended = judge(replace(part.detached(), start=points.detach()))._replace(points=points, steps=steps)
+            ended = ended._replace(singular=ended.singular & (ended.residual <= options.tolerance))
         else:
             ended = solve_framed(part.detached(), options.tolerance, options.max_steps, options.step_size)
         ended = Flowed(*(_rows(value, chosen, problem.num_graphs) for value in ended))

@@ -32,7 +32,7 @@ def why_singular(energy: Energy, here: Evaluation) -> str:
     if distinct < num_points:
         return f"There are {num_points} points, but {distinct} distinct nodes."
     points, hull = here.points - energy.scales.centre, _hull(energy)
-    if float(_off(points, hull)) > _LEFT * float(energy.scales.radius) and float(_off(flattest, hull)) > _ALL:
+    if _off(points, hull) > _LEFT * float(energy.scales.radius) and _off(flattest, hull) > _ALL:
         return (
             f"The nodes span {len(hull)} of {hull.shape[1]} dimensions, and points have left these to a side that nothing "
             f"decides, as they may with the cost {energy.geometry.cost}."
@@ -59,12 +59,13 @@ def _hull(energy: Energy) -> Tensor:
     """Orthonormal directions that the nodes of one cloud span around their mean, ``(K, D)``."""
     nodes = (energy.nodes - energy.scales.centre)[0, energy.masses[0] > 0]
     _, sizes, axes = torch.linalg.svd(nodes, full_matrices=False)
-    return axes[sizes > _LEFT**2 * sizes[0]]
+    spanned: Tensor = axes[sizes > _LEFT**2 * sizes[0]]
+    return spanned
 
 
-def _off(points: Tensor, hull: Tensor) -> Tensor:
+def _off(points: Tensor, hull: Tensor) -> float:
     """Length of what is not along the hull."""
-    return (points - points @ hull.T @ hull).norm()
+    return float((points - points @ hull.T @ hull).norm())
 
 
 def _frozen_curvature(energy: Energy, here: Evaluation, direction: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def test_an_unsorted_index_pools_the_same_graphs_and_returns_gradients_in_its_or
     out = layer(shuffled, INDEX[order])
     torch.testing.assert_close(out, layer(x, INDEX), rtol=0, atol=1e-10)
     (found,) = torch.autograd.grad(out, shuffled, cotangent)
-    torch.testing.assert_close(found, expected[order], rtol=0, atol=1e-8)
+    torch.testing.assert_close(found, expected[order], rtol=0, atol=1e-10)
 
 
 def test_gaps_and_trailing_graphs_are_rows_of_zeros(layer: FlowPool) -> None:

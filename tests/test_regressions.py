@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import central_difference
+from helpers import central_difference, mutag_clouds
 
 import flowpool
 from flowpool import FlowPool, Status, flow_pool, references
@@ -375,3 +375,14 @@ def test_potentials_that_were_left_far_behind_are_found_again(engine):
     assert torch.allclose(pooled.points[0].mean(0), x.detach().mean(0), atol=1e-4)
     (found,) = torch.autograd.grad(pooled.points.sum(), x)
     assert torch.allclose(found, torch.full_like(found, 16 / 15), atol=1e-3)
+
+
+# A Newton step that leads uphill gains less than nothing, which was taken for the end of a flow along a valley.
+@ENGINES
+@pytest.mark.parametrize("graph", [35, 51])
+def test_a_saddle_is_no_end(engine, graph):
+    nodes, batch = mutag_clouds(width=8)
+    reference = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pooled = flow_pool(nodes[batch == graph], reference=reference, epsilon=1.0, tolerance=1e-8, engine=engine)
+    assert int(pooled.status[0]) in FINE
+    assert float(pooled.residual) <= 1e-8

@@ -293,6 +293,18 @@ def test_it_ends_in_a_valley_when_hardly_anything_is_left_to_be_gained():
     assert flow.clock.status == MAX_STEPS and not flow.clock.singular  # it has not ended there
 
 
+def test_a_step_uphill_is_neither_taken_nor_an_end():
+    """The divergence curves down along it, however slightly: at a saddle, not in a valley."""
+    flow = jumping()
+    assert flow.then(length=1e-3, gain=-1e-12, flattest=0.0) == STAGE
+    flow = jumping()
+    flow.then()
+    flow.then(reached=1e-4)
+    assert flow.then(length=1e-3, gain=-1e-12, flattest=0.0) != FINISHED
+    flow = jumping()
+    assert flow.then(length=0.9e-5, gain=-1e-12, flattest=0.0) == TRY  # the sign of so little is rounding
+
+
 def test_after_a_refused_jump_it_slides_again():
     flow = jumping()
     flow.then()

@@ -51,11 +51,11 @@ def test_a_newton_step_leaves_flat_directions_alone(known):
     gradient = system(*values).product(ANYTHING)  # no part of it lies along the flat direction
     for right in (gradient, ANYTHING) if known else (gradient,):  # conjugate gradients only damp what lies along it
         found = system(*values, known=known).newton(right, 1e-10, None, None)
-        if known or right is gradient:  # conjugate gradients damp what no gradient has, and do not filter it
-            assert torch.allclose(found.solution, filtered(values, right), rtol=1e-3, atol=1e-3 * float(right.norm()))
+        assert torch.allclose(found.solution, filtered(values, right), rtol=1e-3, atol=1e-3 * float(right.norm()))
     pseudo = by_eigenvalues(values, gradient, lambda h: torch.where(h > 0, 1 / h, 0.0))
     assert torch.allclose(filtered(values, gradient), pseudo, rtol=1e-7)
-    assert -FLAT < float(found.flattest) < 10 * SINGULAR  # a pivot is a bound from above of the lowest eigenvalue
+    # A pivot is a bound from above of the lowest eigenvalue; conjugate gradients need not meet what no gradient has.
+    assert -FLAT < float(found.flattest) < (10 * SINGULAR if known else 1 + 1e-6)
 
 
 @pytest.mark.parametrize("curvature_of", [1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.0])

@@ -294,12 +294,13 @@ def _is_settled(clock: Any, num_points: int, tolerance: float) -> bool:
     """The minimiser is not isolated, and the Newton step, though longer than the tolerance, leads along its valley for nothing."""
     shallow = num_points * clock.gain <= SHALLOW * clock.length * clock.length
     valley = clock.flattest <= SINGULAR and shallow
-    return valley and clock.length > tolerance and clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
+    return valley and clock.length > tolerance and 0.0 <= clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
 
 
 def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_steps: int) -> int:
     """After the Newton step was found: it is tried if it is short enough to stay in the basin, or if it is the last."""
-    if not clock.definite:
+    # A step that leads uphill leads to a saddle, however slightly the divergence curves down there.
+    if not clock.definite or (clock.gain < 0.0 and clock.length > tolerance):
         return _stay(clock, max_steps)
     if _is_settled(clock, num_points, tolerance):
         clock.singular = True

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent / "src")]
+
+os.environ.setdefault(
+    "JAX_PLATFORMS", "cpu"
+)  # an example that looks for other devices would print what it did not find
 
 import gallery_source  # noqa: E402
 import reference_pages  # noqa: E402
@@ -50,6 +55,7 @@ html_favicon = "_static/logo.svg"
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
+html_show_copyright = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#005a9c", "color-brand-content": "#005a9c"},
     "dark_css_variables": {"color-brand-primary": "#6cb8f0", "color-brand-content": "#6cb8f0"},

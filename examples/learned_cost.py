@@ -6,6 +6,7 @@ second feature is of no use.
 """
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from flowpool import FlowPool
@@ -30,6 +31,7 @@ batch = torch.arange(16).repeat_interleave(12)
 
 pool = FlowPool(2, 2, cost=WeightedCost(2), tolerance=1e-3)
 optimiser = torch.optim.Adam(pool.parameters(), lr=0.5)
+history = []
 for step in range(8):
     optimiser.zero_grad()
     points = pool(x, batch).view(16, 2, 2)
@@ -37,5 +39,15 @@ for step in range(8):
     loss = (found - gap).square().mean()
     loss.backward()
     optimiser.step()
+    history.append(points.detach())
     weights = pool.cost.function.logarithm.exp()
     print(f"step {step}: error {loss.item():.3f}, weight of the noise {(weights[1] / weights[0]).item():.3f}")
+
+figure = Figure(figsize=(8, 3.4), layout="constrained")
+for axes, points, title in zip(figure.subplots(1, 2), (history[0], history[-1]), ("before", "after"), strict=True):
+    axes.scatter(*x[:12].T, s=30, color="#56b4e9", label="nodes of cloud 0")
+    axes.scatter(*points[0].T, s=110, color="#d55e00", edgecolor="black", label="its two points")
+    axes.set(title=f"{title} training the cost", xlabel="the feature that matters", ylabel="noise")
+    axes.set(xlim=(-1.2, 1.2))
+axes.legend(loc="upper center")
+figure.savefig("learned_cost.png", dpi=110)

@@ -1,6 +1,7 @@
 """Node masses: how much of the graph each node stands for."""
 
 import torch
+from matplotlib.figure import Figure
 
 from flowpool import FlowPool
 
@@ -33,5 +34,17 @@ for step in range(15):
     loss.backward()
     optimiser.step()
     if step == 0:
+        before = points.detach()
         print(f"loss before training {loss.item():.4f}")
 print(f"loss after training  {loss.item():.4f}")
+
+figure = Figure(figsize=(8, 3.6), layout="constrained")
+shown = ((before, torch.ones(6), "equal masses"), (points.detach(), score.detach().exp(), "masses that were learnt"))
+for axes, (where, weights, title) in zip(figure.subplots(1, 2, sharex=True, sharey=True), shown, strict=True):
+    axes.scatter(*x.T, s=600 * weights / weights.sum(), color="#56b4e9", label="nodes, as large as their mass")
+    axes.scatter(*where.T, s=90, color="#d55e00", edgecolor="black", label="pooled points")
+    axes.scatter(*where.mean(0), marker="+", s=160, color="black", label="their mean")
+    axes.scatter(*target, marker="*", s=160, color="#009e73", label="target")
+    axes.set_title(title)
+axes.legend(fontsize=8)
+figure.savefig("node_masses.png", dpi=110)

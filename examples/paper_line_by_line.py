@@ -5,6 +5,8 @@ but a comparison with the paper use ``FlowPool``, which goes on until the points
 """
 
 import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 
 from flowpool import algorithm_1, sinkhorn_divergence, wasserstein
 
@@ -36,10 +38,22 @@ for gradient, ridge in (("unrolled", None), ("implicit", 0.0), ("implicit", 1e-4
 
 # Section 9.1: Y is moved so that X(Y) lies on the unit circle, by Adam.
 optimiser = torch.optim.Adam([nodes], lr=0.05)
+clouds = []
 for _ in range(15):
     optimiser.zero_grad()
     points = algorithm_1(nodes, step_size=3.0, max_steps=20, ridge=1e-4, **settings).points[0]
     loss = (points.square().sum(1) - 1).square().sum()
+    clouds.append((nodes.detach().clone(), points.detach()))
     loss.backward()
     optimiser.step()
 print(f"distance of X from the unit circle: {(points.detach().norm(dim=1) - 1).abs().mean().item():.3f}")
+
+figure = Figure(figsize=(8, 4), layout="constrained")
+shown = zip(figure.subplots(1, 2, sharex=True, sharey=True), (clouds[0], clouds[-1]), ("first", "last"), strict=True)
+for axes, (before, pooled_points), name in shown:
+    axes.add_patch(Circle((0, 0), 1, fill=False, color="grey"))
+    axes.scatter(*before.T, s=30, color="#56b4e9", label="Y")
+    axes.scatter(*pooled_points.T, s=70, color="#d55e00", edgecolor="black", label="X(Y)")
+    axes.set(title=f"{name} step of Adam", aspect="equal")
+axes.legend()
+figure.savefig("unit_circle.png", dpi=110)

@@ -7,6 +7,7 @@ nearest neighbour of a ring is a ring, and each pooled point can say which point
 import math
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from flowpool import flow_pool, references
@@ -41,3 +42,11 @@ plan = pooled.plan(0)  # (4, points of cloud 0)
 owner = plan.argmax(0)
 print(f"cloud 0: points taken over by each pooled point: {torch.bincount(owner, minlength=4).tolist()}")
 print(f"cloud 0: what pooling lost, S_eps = {pooled.divergence[0]:.4f}")
+
+figure = Figure(figsize=(8, 4.2), layout="constrained")
+for graph, axes in enumerate(figure.subplots(2, 4).T.flat):
+    axes.scatter(*clouds[graph].T, s=18, c=pooled.plan(graph).argmax(0), cmap="Set2", vmin=0, vmax=7)
+    axes.scatter(*pooled.points[graph].T, s=90, c=range(4), cmap="Set2", vmin=0, vmax=7, edgecolor="black")
+    axes.set(title=f"{kinds[graph]} of {len(clouds[graph])} points", aspect="equal")
+    axes.set_axis_off()
+figure.savefig("point_clouds.png", dpi=110)

@@ -3,6 +3,7 @@
 import warnings
 
 import torch
+from matplotlib.figure import Figure
 
 from flowpool import FlowPool, Status
 from flowpool.lab.datasets import load_dataset
@@ -23,6 +24,7 @@ with warnings.catch_warnings(record=True) as caught:
     z_bad = pool(x_bad, batch.batch, dim_size=21)
 print(f"trouble:  {pool.report}")
 print(f"warning:  {caught[0].message}")
+trouble = pool.report
 others = [graph for graph in range(20) if graph != 3]
 print(f"graphs that are not affected: {int((z_bad[others] == z[others]).all(1).sum())} of {len(others)}")
 for status in (Status.NONFINITE_INPUT, Status.EMPTY):
@@ -40,3 +42,16 @@ record = pool.pooled(x, batch.batch)
 lost, graph = record.divergence.max(0)
 plan = record.plan(int(graph))  # (4, nodes of the graph)
 print(f"graph {int(graph)} lost most: S_eps = {lost:.4f}; its points take masses {plan.sum(1).tolist()}")
+
+# One look at a batch: residual and status of each graph.
+figure = Figure(figsize=(8, 3.4), layout="constrained")
+axes = figure.subplots()
+for status, colour in ((Status.OK, "#0072b2"), (Status.EMPTY, "#999999"), (Status.NONFINITE_INPUT, "#d55e00")):
+    graphs = trouble.graphs(status)
+    lengths = trouble.residual[graphs].nan_to_num(1.0).clamp_min(1e-12)
+    axes.scatter(graphs, lengths, s=60, color=colour, label=status.name)
+axes.axhline(1e-5, color="black", lw=0.8)
+axes.set(yscale="log", xlabel="graph", ylabel="residual, in units of R", title="the line is the tolerance")
+axes.set_xticks(range(21))
+axes.legend(loc="upper right")
+figure.savefig("report.png", dpi=110)

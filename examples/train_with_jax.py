@@ -8,6 +8,8 @@ try:
 except ImportError:
     sys.exit("This example needs JAX: pip install 'flowpool[jax]'.")
 
+from matplotlib.figure import Figure
+
 from flowpool import references
 from flowpool.jax import flow_pool
 
@@ -57,11 +59,24 @@ weights = {
     "shift": jnp.zeros(2),
 }
 momentum = jax.tree.map(jnp.zeros_like, weights)
+losses = []
 for number in range(1, 61):
     weights, momentum, value = step(weights, momentum, jax.random.fold_in(data, number))
+    losses.append(float(value))
     if number in (1, 20, 40, 60):
         print(f"step {number:2}: loss {float(value):.3f}")
 
 x, ids, labels = make_clouds(fresh)
 right = jax.jit(logits)(weights, x, ids).argmax(1) == labels
 print(f"new clouds told apart: {int(right.sum())} of {CLOUDS}")
+
+points = flow_pool(x, ids, REFERENCE, num_segments=CLOUDS).points
+figure = Figure(figsize=(8, 3.2), layout="constrained")
+curve, *panes = figure.subplots(1, 3)
+curve.plot(losses, color="#0072b2")
+curve.set(xlabel="step", ylabel="loss")
+for cloud, axes in enumerate(panes):
+    axes.scatter(*x[ids == cloud].T, s=18, color="#56b4e9")
+    axes.scatter(*points[cloud].T, s=90, color="#d55e00", edgecolor="black")
+    axes.set(title=("disc", "ring")[cloud], aspect="equal", xticks=[], yticks=[])
+figure.savefig("train_with_jax.png", dpi=110)

@@ -15,7 +15,14 @@ from typing import Any
 
 from sphinx_gallery.scrapers import figure_rst
 
-_SLOW = re.compile(r"train_|chemprop")  # shown, not run: these train for a while, on several processes
+_ON_SEVERAL_PROCESSES = "train_with_lightning"  # shown, not run
+# What stands for a script that was not run, for want of a library.
+_THUMBNAILS = {
+    "chemprop_aggregation": "molecule.png",
+    "jax_beside_ott": "flow.png",
+    "train_with_jax": "circle.png",
+    "train_with_lightning": "mutag.png",
+}
 _HEADER = """Gallery
 =======
 
@@ -24,7 +31,8 @@ Short scripts, each with a picture. All of them ran when this site was built.
 _MORE = """More examples
 -------------
 
-Complete scripts. Those that train for a while are shown without their output.
+Complete scripts, from training a network to reading a report. Those whose framework was not at hand when the site was built are
+shown without their output.
 """
 
 
@@ -38,7 +46,10 @@ def collect(source: Path, target: Path) -> Path:
     for script in sorted((source / "gallery").glob("plot_*.py")):
         shutil.copy(script, target)
     for script in sorted(source.glob("*.py")):
-        (more / script.name).write_text(titled(script.read_text(encoding="utf-8")), encoding="utf-8")
+        text = titled(script.read_text(encoding="utf-8"))
+        if script.stem in _THUMBNAILS and not _is_run(script):
+            text += f"# sphinx_gallery_thumbnail_path = 'figures/{_THUMBNAILS[script.stem]}'\n"
+        (more / script.name).write_text(text, encoding="utf-8")
     return target
 
 
@@ -57,12 +68,15 @@ def titled(text: str) -> str:
 
 
 def pattern(examples: Path) -> str:
-    """A regular expression of the scripts that are run: quick ones whose libraries are here."""
-    run = [path for path in sorted(examples.rglob("*.py")) if not _SLOW.search(path.name) and _can_run(path)]
+    """A regular expression of the scripts that are run."""
+    run = [path for path in sorted(examples.rglob("*.py")) if _is_run(path)]
     return "|".join(re.escape(f"{path.parent.name}/{path.name}") for path in run)
 
 
-def _can_run(path: Path) -> bool:
+def _is_run(path: Path) -> bool:
+    """Whether its libraries are here and one process is enough."""
+    if path.stem == _ON_SEVERAL_PROCESSES:
+        return False
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -5,6 +5,7 @@ Names are imported when they are first asked for, so that ``import flowpool`` it
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ __all__ = [
     "transport_pool",
     "wasserstein",
 ]
+if find_spec("torch_geometric") is None:  # ``from flowpool import *`` takes what can be had
+    __all__ = [name for name in __all__ if not _PLACES[name].startswith(("nn.", "masses"))]
 
 
 def __getattr__(name: str) -> Any:

@@ -121,10 +121,13 @@ def test_without_pytorch_geometric_only_the_layer_is_missing() -> None:
         "print(flowpool.flow_pool(x, reference=torch.zeros(1, 2)).points[0, 0].allclose(x.mean(0), atol=1e-5))\n"
         "try: from flowpool import FlowPool\n"
         "except ImportError as error: print(error)\n"
+        "from flowpool import *\n"
+        "print(transport_pool is flowpool.transport_pool, 'FlowPool' in globals())\n"
     )
     found = _python(program).split("\n")
     assert found[0] == "True"
     assert "pip install 'flowpool[pyg]'" in found[1]
+    assert found[2] == "True False"
 
 
 def _python(program: str, *arguments: str) -> str:

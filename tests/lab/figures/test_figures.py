@@ -1,6 +1,7 @@
 """What is written, what is told on the way, and which names are known."""
 
 import csv
+import io
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -41,12 +42,14 @@ def test_pictures_are_reproducible(tmp_path: Path) -> None:
         assert first.read_bytes() == second.read_bytes(), first.name
 
 
-def test_bar_names_the_experiment(tmp_path: Path) -> None:
-    console = Console(record=True, width=80, force_terminal=False)
-    make_figures_with_bar(["measure"], tmp_path, console)
-    shown = console.export_text()
-    assert "measure" in shown
-    assert "100%" in shown
+def test_bar_names_the_experiment_on_a_terminal_and_is_silent_elsewhere(tmp_path: Path) -> None:
+    shown = {}
+    for is_terminal in (True, False):
+        console = Console(record=True, width=80, force_terminal=is_terminal, file=io.StringIO())
+        make_figures_with_bar(["measure"], tmp_path, console)
+        shown[is_terminal] = console.export_text()
+    assert "measure" in shown[True] and "100%" in shown[True]
+    assert shown[False] == ""
 
 
 def test_every_experiment_of_the_paper_has_a_name() -> None:
@@ -65,3 +68,4 @@ def test_animation_keeps_its_frames(tmp_path: Path) -> None:
     with Image.open(style.save_gif(frames, tmp_path / "moving.gif")) as animation:
         assert animation.n_frames == 4
         assert animation.info["loop"] == 0
+        assert animation.convert("RGB").getpixel((0, 0)) == (255, 255, 255)

@@ -11,15 +11,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from flowpool.lab.figures import FIGURES, Written, make_figures
 
 
-def make_figures_with_bar(names: Sequence[str], out: str | Path, console: Console | None = None) -> list[Written]:
-    """:func:`flowpool.lab.figures.make_figures`, showing one line per experiment while it runs."""
+def make_figures_with_bar(names: Sequence[str], out: str | Path, console: Console) -> list[Written]:
+    """:func:`flowpool.lab.figures.make_figures`, with a line per experiment while it runs; silent where there is no terminal."""
     columns = (
         TextColumn("{task.description:<14}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         tasks = {name: bar.add_task(name, total=1.0, start=False) for name in names or FIGURES if name in FIGURES}
 
         def show(name: str, share: float) -> None:

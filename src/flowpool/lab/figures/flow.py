@@ -196,7 +196,7 @@ def animate(record: Paths) -> list[Image.Image]:
         style.scatter(view, record.steps[step], s=46, color=style.RED, edgecolor=style.BLACK, zorder=4)
         view.set_xlim(-1.9, 2.7)
         view.set_ylim(-1.9, 2.2)
-        view.set_title(f"step {step}, energy {float(record.energy[step]):.3f}")
+        view.set_title(f"step {step}: divergence {float(record.energy[step]):.3f}")
         frames.append(style.snapshot(figure))
     return frames
 

@@ -26,6 +26,7 @@ GREY = "#8A8A8A"
 CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
 LINES = ("-", "--", "-.", ":")
 
+_NEARLY_WHITE = 248
 _GIF_COLOURS = 64
 _GIF_DPI = 80
 
@@ -96,6 +97,10 @@ def save_gif(frames: Sequence[Image.Image], path: Path, seconds: float = 6.0) ->
     """Writes an endless animation of about the given length, with a pause on its last frame."""
     # All frames share the palette of the last, which holds every colour: unchanged pixels then stay unchanged.
     palette = frames[-1].quantize(_GIF_COLOURS)
+    # Shades next to white are drawn white: Pillow mixes them up, and a white picture would be a grey box on a white page.
+    colours = np.reshape(palette.getpalette() or [], (-1, 3))
+    colours[colours.min(1) >= _NEARLY_WHITE] = 255
+    palette.putpalette(colours.ravel().tolist())
     small = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     pace = max(20, round(1000 * seconds / len(frames)))
     durations = [pace] * (len(small) - 1) + [2000]

@@ -66,3 +66,26 @@ def test_an_unfinished_and_a_damaged_run_say_so(tmp_path: Path) -> None:
     (tmp_path / "hurt" / "sum" / "repeat-0-fold-1.json").write_text("{")
     with pytest.raises(ValueError, match="repeat-0-fold-1.json is damaged"):
         runs.answer(tmp_path, {"run": "hurt"})
+
+
+@pytest.mark.parametrize("content", ["not JSON", "[]", '{"protocol": "paper"}'])
+def test_a_configuration_that_is_none_is_said_in_one_sentence(tmp_path: Path, content: str) -> None:
+    (write_run(tmp_path / "hurt") / "configuration.json").write_text(content)
+    with pytest.raises(ValueError, match="The results in .*hurt cannot be read"):
+        runs.answer(tmp_path, {"run": "hurt"})
+
+
+def test_links_that_lead_nowhere_or_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+    secret = write_run(tmp_path / "elsewhere", report="secret") / "report.html"
+    folder = tmp_path / "runs"
+    linked = write_run(folder / "linked", report=None)
+    (linked / "report.html").symlink_to(secret)
+    (folder / "gone").mkdir()
+    (folder / "gone" / "configuration.json").symlink_to(tmp_path / "nothing")
+    (folder / "taken").mkdir()
+    (folder / "taken" / "configuration.json").symlink_to(secret.parent / "configuration.json")
+    (folder / "itself").symlink_to(folder)
+    assert runs.list_all(folder, {})["runs"] == ["linked"]
+    assert runs.answer(folder, {"run": "linked"})["report"] is False
+    with pytest.raises(ValueError, match="The run 'linked' has no report"):
+        runs.report(folder, "linked")

@@ -41,7 +41,9 @@ _UNBALANCED = 1e-6  # error of the shares from which a step is said to have fail
 
 @takes_options
 class FlowReadout(PointAggregation):
-    r"""BatchNorm of the nodes, pooled points, sum and size, BatchNorm of all that, ``(B, out_channels)``.
+    r"""A readout for classifiers: what M learned points receive of each graph, with the sum and the number of its nodes.
+
+    A BatchNorm comes before and another behind, so that a linear head can follow, ``(B, out_channels)``.
 
     Args:
         in_channels: number of features, D.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flowpool.core.constants import FLAT, MOST_LEADING
 from flowpool.core.directions import leading_directions
-from flowpool.kernels.cloud import merge_nodes, slots, unfold
+from flowpool.kernels.cloud import make_room, merge_nodes, unfold
 from flowpool.kernels.divergence import evaluate, start_cold
 from flowpool.kernels.flow import move_to
 from flowpool.kernels.hessian import form_hessian, shifted_factor, solve_factored
@@ -18,7 +18,7 @@ from flowpool.kernels.machine.jit import entry
 from flowpool.kernels.machine.lanes import exponential, load, store
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.rows import rows_of
-from flowpool.kernels.memory import GRAPH_PLACES, SIZES, SPAN_PLACES, open_graph, open_span
+from flowpool.kernels.memory import open_graph, open_span
 from flowpool.kernels.response import hessian_product, keep_plans
 from flowpool.kernels.systems import conjugate_gradients, factorise_others, is_exact, solve_adjoint, solve_newton
 
@@ -60,18 +60,12 @@ def one_graph(  # type: ignore[no-untyped-def]
     Newton step for W, and the solution of the adjoint.
     """
     count, features, most = start.shape[1], start.shape[2], nodes.shape[0]
-    members, merged, atom_of = np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64)
-    sizes, span_places, places = (
-        np.empty(SIZES, np.int64),
-        np.empty(SPAN_PLACES, np.int64),
-        np.empty(GRAPH_PLACES, np.int64),
-    )
-    atoms = merge_nodes(bits, masses, 0, most, False, slots(most), members, merged, atom_of)
+    room = make_room(most)
+    atoms = merge_nodes(bits, masses, 0, most, False, room)
     first, second = unfold(
-        nodes, members, merged, atoms, start, 0, given_masses, epsilon, 1e-10, 1e-13, MOST_LEADING, sizes, span_places, places,
-        np.empty(0), np.empty(0),
-    )  # fmt: skip
-    span, graph = open_span(first, span_places), open_graph(second, places)
+        nodes, room, atoms, start, 0, given_masses, epsilon, 1e-10, 1e-13, MOST_LEADING, np.empty(0), np.empty(0)
+    )
+    span, graph = open_span(first, room.span_places), open_graph(second, room.places)
     evaluate(graph, graph.there, epsilon, start_cold(graph, graph.there, epsilon), 1e-14)
     move_to(graph.there, graph.here, graph)
     keep_plans(graph)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from flowpool.core.constants import FLAT_LEADING, MOST_LEADING, SINGULAR
-from flowpool.kernels.cloud import END_TOLERANCE, merge_nodes, remove, slots, unfold
+from flowpool.kernels.cloud import END_TOLERANCE, make_room, merge_nodes, remove, unfold
 from flowpool.kernels.divergence import evaluate
 from flowpool.kernels.flow import move_to
 from flowpool.kernels.hessian import form_hessian
@@ -22,7 +22,7 @@ from flowpool.kernels.machine.jit import entry, kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store
 from flowpool.kernels.machine.linear import padded, row_products
 from flowpool.kernels.machine.rows import draw, stay_apart
-from flowpool.kernels.memory import GRAPH_PLACES, SIZES, SPAN_PLACES, open_graph, open_span
+from flowpool.kernels.memory import open_graph, open_span
 from flowpool.kernels.response import hessian_product, keep_plans, respond, scale_direction, self_plan_response
 from flowpool.kernels.systems import solve_adjoint, solve_outside
 
@@ -144,27 +144,20 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         left: gets ``V - H W``, what flat directions have left of the cotangent, ``(B, M, D)``; or empty.
     """
     features = points.shape[2]
-    table, members, merged, atom_of = slots(most), np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64)
-    sizes, span_places, places = (
-        np.empty(SIZES, np.int64),
-        np.empty(SPAN_PLACES, np.int64),
-        np.empty(GRAPH_PLACES, np.int64),
-    )
-    first, second = np.empty(0), np.empty(0)
+    room, first, second = make_room(most), np.empty(0), np.empty(0)
     while True:
         turn = draw(counter)
         if turn < 0 or turn >= len(order):
             break
         which = order[turn]
         begin, end, epsilon = ptr[which], ptr[which + 1], epsilons[which]
-        atoms = merge_nodes(bits, masses, begin, end, True, table, members, merged, atom_of)
+        atoms = merge_nodes(bits, masses, begin, end, True, room)
         # With about as many points as distinct nodes there are flat directions, which iterations are slow to find.
         block = MOST_LEADING if 2 * points.shape[1] < atoms else FLAT_LEADING
         first, second = unfold(
-            nodes, members, merged, atoms, points, which, point_masses, epsilon, resolution, END_TOLERANCE,
-            block, sizes, span_places, places, first, second,
-        )  # fmt: skip
-        span, graph = open_span(first, span_places), open_graph(second, places)
+            nodes, room, atoms, points, which, point_masses, epsilon, resolution, END_TOLERANCE, block, first, second
+        )
+        span, graph = open_span(first, room.span_places), open_graph(second, room.places)
         settle(graph, potentials, self_potentials, which, epsilon)
         split_cotangent(cotangent, which, features, graph, span)
         error, flattest = solve_adjoint(graph, epsilon, ridge, graph.lead < features)
@@ -176,5 +169,5 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
             keep_left(graph, span, cotangent, which, features, epsilon, left)
         grad_epsilon[which] = respond_to_solution(graph, epsilon)
         write_gradients(
-            graph, span, nodes, masses, points, which, begin, end, atom_of, epsilon, grad_nodes, grad_masses
+            graph, span, nodes, masses, points, which, begin, end, room.atom_of, epsilon, grad_nodes, grad_masses
         )

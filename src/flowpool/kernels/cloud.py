@@ -7,8 +7,10 @@ at most M of them, in which the nodes are zero.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flowpool.core.constants import LEADING
 from flowpool.kernels.machine.jit import CHECKED, allocating, kernel
@@ -16,6 +18,9 @@ from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, st
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.memory import (
+    GRAPH_PLACES,
+    SIZES,
+    SPAN_PLACES,
     arrange_graph,
     arrange_span,
     open_graph,
@@ -29,24 +34,48 @@ START_TOLERANCE = 1e-13
 END_TOLERANCE = 1e-9
 
 
+class Room(NamedTuple):
+    """What a thread needs to make any of its graphs small, for up to so many nodes."""
+
+    table: NDArray[np.int64]  # a hash table, empty: all -1
+    members: NDArray[np.int64]  # the first node with the features of each atom
+    merged: NDArray[np.float64]  # the mass of all such nodes
+    atom_of: NDArray[np.int64]  # of each node, counted from the first of its graph
+    sizes: NDArray[np.int64]
+    span_places: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+@allocating
+def make_room(most):  # type: ignore[no-untyped-def]
+    """Room for graphs of up to ``most`` nodes."""
+    size = 1
+    while size < 2 * most:
+        size *= 2
+    return Room(
+        np.full(size, -1), np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64),
+        np.empty(SIZES, np.int64), np.empty(SPAN_PLACES, np.int64), np.empty(GRAPH_PLACES, np.int64),
+    )  # fmt: skip
+
+
 @allocating
 def unfold(  # type: ignore[no-untyped-def]
-    nodes, members, merged, atoms, starts, which, point_masses, epsilon, resolution, tolerance, block, sizes,
-    span_places, places, first, second,
-):  # fmt: skip
+    nodes, room, atoms, starts, which, point_masses, epsilon, resolution, tolerance, block, first, second
+):
     """Buffers for one graph, with its nodes and points in coordinates: those of ``SPAN`` and of ``GRAPH``.
 
     The buffers given are used again if they are long enough. The points are at ``there``.
 
     Args:
         nodes: of all graphs, in their frames, ``(N, D)``.
-        members, merged, atoms: as :func:`merge_nodes` gives them.
+        room, atoms: as :func:`merge_nodes` leaves and gives them.
         starts: points of all graphs, ``(B, M, D)``, of which those of graph ``which`` are taken.
         resolution: distance from the hull, relative to the farthest node with mass, that counts as nothing.
         tolerance: the same for the points.
         block: largest M K for which the Hessian of K directions is formed.
     """
     count, features = starts.shape[1], starts.shape[2]
+    members, merged, sizes, span_places, places = room.members, room.merged, room.sizes, room.span_places, room.places
     set_span_sizes(sizes, count, atoms, features)
     numbers = arrange_span(sizes, span_places)
     if numbers > len(first):
@@ -124,28 +153,16 @@ def fill_moment_columns(nodes, length, hull, lead):  # type: ignore[no-untyped-d
             row += 1
 
 
-@allocating
-def slots(most):  # type: ignore[no-untyped-def]
-    """An empty hash table for :func:`merge_nodes` of up to ``most`` nodes."""
-    size = 1
-    while size < 2 * most:
-        size *= 2
-    return np.full(size, -1)
-
-
 @kernel
-def merge_nodes(bits, masses, first, last, with_empty, table, members, merged, atom_of):  # type: ignore[no-untyped-def]
-    """Number of distinct nodes among ``first .. last``, called atoms.
-
-    ``members[k]`` is the first node with the features of atom k, ``merged[k]`` the mass of all such nodes, and
-    ``atom_of[node - first]`` is k.
+def merge_nodes(bits, masses, first, last, with_empty, room):  # type: ignore[no-untyped-def]
+    """Number of distinct nodes among ``first .. last``, called atoms, which are noted in the room.
 
     Args:
         with_empty: whether nodes without mass are atoms, too. They change no solution, but have a gradient in their mass.
         bits: the features as integers, ``(N, D)``, so that equal means equal.
-        table: scratch of a power of two of more than twice the number of nodes, all -1; it is left so.
     """
     stay_apart()
+    table, members, merged, atom_of = room.table, room.members, room.merged, room.atom_of
     size = 1
     while size < 2 * (last - first):
         size *= 2

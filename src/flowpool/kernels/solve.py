@@ -6,13 +6,13 @@ import numpy as np
 
 from flowpool.core.constants import MOST_LEADING
 from flowpool.core.law import CURVE, FINISHED, advance, begin
-from flowpool.kernels.cloud import START_TOLERANCE, merge_nodes, slots, unfold
+from flowpool.kernels.cloud import START_TOLERANCE, make_room, merge_nodes, unfold
 from flowpool.kernels.divergence import evaluate, start_cold
 from flowpool.kernels.flow import conclude, depart, has_equal_masses, move_to, needs_evaluation
 from flowpool.kernels.hessian import form_hessian
 from flowpool.kernels.machine.jit import entry, kernel
 from flowpool.kernels.machine.rows import draw, stay_apart
-from flowpool.kernels.memory import GRAPH_PLACES, SIZES, SPAN_PLACES, open_graph, open_span
+from flowpool.kernels.memory import open_graph, open_span
 from flowpool.kernels.response import keep_plans
 
 
@@ -51,25 +51,19 @@ def solve_graphs(  # type: ignore[no-untyped-def]
         clocks: scratch, one entry of :data:`flowpool.core.law.CLOCK`.
     """
     count, features, clock = start.shape[1], start.shape[2], clocks[0]
-    table, members, merged, atom_of = slots(most), np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64)
-    sizes, span_places, places = (
-        np.empty(SIZES, np.int64),
-        np.empty(SPAN_PLACES, np.int64),
-        np.empty(GRAPH_PLACES, np.int64),
-    )
-    first, second = np.empty(0), np.empty(0)
+    room, first, second = make_room(most), np.empty(0), np.empty(0)
     while True:
         turn = draw(counter)
         if turn < 0 or turn >= len(order):
             break
         which = order[turn]
         epsilon = epsilons[which]
-        atoms = merge_nodes(bits, masses, ptr[which], ptr[which + 1], False, table, members, merged, atom_of)
+        atoms = merge_nodes(bits, masses, ptr[which], ptr[which + 1], False, room)
         first, second = unfold(
-            nodes, members, merged, atoms, start, which, point_masses, epsilon, resolution, START_TOLERANCE,
-            MOST_LEADING, sizes, span_places, places, first, second,
+            nodes, room, atoms, start, which, point_masses, epsilon, resolution, START_TOLERANCE, MOST_LEADING, first,
+            second,
         )  # fmt: skip
-        span, graph = open_span(first, span_places), open_graph(second, places)
+        span, graph = open_span(first, room.span_places), open_graph(second, room.places)
         if not follow(graph, clock, epsilon, tolerance, max_steps, counter):
             break
         for i in range(count):

@@ -82,13 +82,6 @@ def test_every_method_gives_distances_to_training_graphs(name):
         np.testing.assert_allclose(values[0], fitted.views(train)[view][5], atol=1e-4)
 
 
-def test_distances_of_joined_embeddings_are_averaged():
-    train = small()
-    one, other, both = (METHODS[name](train, 2, 4, 0) for name in ("flow-step", "pswe", "flow-step+pswe"))
-    expected = (one.views(train)["raw"] + other.views(train)["raw"]) / 2
-    np.testing.assert_allclose(both.views(train)["raw"], expected, rtol=1e-5, atol=1e-6)  # vectors are float32
-
-
 def test_wasserstein_is_exact_and_knows_masses():
     digits = subset(make_digits(), np.arange(6))
     squares = METHODS["wasserstein"](digits, 0, 4, 0).views(digits)["raw"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,7 +10,7 @@ import ot
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
-from sklearn.base import BaseEstimator, TransformerMixin, clone
+from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.metrics.pairwise import rbf_kernel
 
 from flowpool.lab.pools.otke import JITTER
@@ -61,21 +60,6 @@ class Sorted(TransformerMixin, BaseEstimator):
         points = np.zeros((len(sets), self.num_points, sets.members.shape[1]))
         points[owner[chosen], rank[chosen]] = sets.members[order][chosen]
         return points.reshape(len(sets), -1)
-
-
-class Joined(TransformerMixin, BaseEstimator):
-    """Several embeddings side by side, whose squared distances are averaged."""
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = parts
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        self.parts_ = [clone(part).fit(X, sample_weight=sample_weight) for part in self.parts]
-        return self
-
-    def transform(self, X: Any, sample_weight: Any = None) -> Floats:
-        vectors = [part.transform(X, sample_weight=sample_weight) for part in self.parts_]
-        return np.concatenate(vectors, axis=1) / math.sqrt(len(vectors))
 
 
 class _Referenced(TransformerMixin, BaseEstimator):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import one_hot
 
 from flowpool.lab.datasets import GraphDataset
-from flowpool.lab.frozen.embeddings import OTKE, WEGL, Joined, Moments, Sorted
+from flowpool.lab.frozen.embeddings import OTKE, WEGL, Moments, Sorted
 from flowpool.sklearn import FlowVectorizer, Propagate, wasserstein_distances
 
 Floats = NDArray[np.float64]
@@ -182,10 +182,6 @@ def _flow_vectorizer(num_points: int, seed: int, **options: Any) -> FlowVectoriz
     return FlowVectorizer(num_points, size=None, random_state=seed, **options)
 
 
-def _slices(num_points: int, seed: int) -> FlowVectorizer:
-    return _flow_vectorizer(num_points, seed, by="sliced", spread=False)
-
-
 def _exact(graphs: GraphDataset, rounds: int, num_points: int, seed: int) -> Fitted:
     return _Wasserstein(graphs, rounds, None)
 
@@ -208,8 +204,7 @@ METHODS: dict[str, Method] = {
     "sort": _vectors(lambda num_points, seed: Sorted(num_points)),
     "wegl": _vectors(WEGL),
     "otke": _vectors(OTKE),
-    "pswe": _vectors(_slices),
-    "flow-step+pswe": _vectors(lambda *options: Joined([_flow_vectorizer(*options), _slices(*options)])),
+    "pswe": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="sliced", spread=False)),
     "wasserstein": _exact,
     "wasserstein-flow": _compressed,
     "wl": _weisfeiler_lehman,

@@ -45,6 +45,10 @@ FIRST_INNER = 1e-12  # at X^(0), where potentials are found from nothing
 # Precision of iterative solutions. An implicit step keeps its order with any matrix, and most first tries of a Newton step
 # are refused; neither they nor a length need more than one digit.
 TIGHT, ROUGH = 1e-2, 1e-1
+MOST_CG = 500  # iterations
+PRECISE = 1e-11  # first solution of the adjoint
+ADJOINT = 1e-10  # its normal equations, in the metric of the model; where that is poor 1e-8 is off by 3e-6
+MET = 1e-9  # curvature that keeps the model definite where two points have met
 MOST_LEADING = 64  # largest M K for which the Hessian of the K leading directions is formed
 FLAT_LEADING = 256  # the same for a gradient where flat directions are to be expected
 LEADING = 0.03  # variance, in units of epsilon, that the nodes may have in all other directions together

@@ -22,13 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR
+from flowpool.core.constants import ADJOINT, FLAT, LEAST_SHIFT, MET, MOST_CG, PRECISE, ROUGH, SINGULAR
 from flowpool.core.hessian import Curvature
-
-MOST_CG = 500
-PRECISE = 1e-11  # of the first solution of the adjoint
-ADJOINT = 1e-8  # of its normal equations
-_RIDGE = 1e-9  # keeps the model definite where two points have met
 
 Product = Callable[[Tensor], Tensor]
 
@@ -59,7 +54,7 @@ class Model(NamedTuple):
 def shifted_model(curvature: Curvature, shift: Tensor) -> Model:
     """The model of ``H + shift``, the shift in units of the Hessian's scale, ``(B,)``."""
     unit = curvature.unit
-    others, exists, flattest = _factorised(curvature.likeness, (shift + _RIDGE).unsqueeze(-1) * unit)
+    others, exists, flattest = _factorised(curvature.likeness, (shift + MET).unsqueeze(-1) * unit)
     if curvature.block is None:
         return Model(others, None, None, exists, flattest / unit.mean(-1) - shift, torch.full_like(shift, torch.inf))
     block, block_exists, block_flattest = _factorised(curvature.block, shift.unsqueeze(-1) * unit)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from flowpool.core.constants import FLAT, LEAST_SHIFT, OUTSIDE, ROUGH, SINGULAR
+from flowpool.core.constants import ADJOINT, FLAT, LEAST_SHIFT, MET, MOST_CG, OUTSIDE, PRECISE, ROUGH, SINGULAR
 from flowpool.kernels.hessian import shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store
@@ -22,11 +22,7 @@ from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill, inner_product, norm
 from flowpool.kernels.response import hessian_product
 
-MOST_CG = 500
 BLURRED = 1e-4  # curvature that products in float32 may mistake for zero, or zero for it
-RIDGE = 1e-9  # keeps the model definite where two points have met
-PRECISE = 1e-11  # of the first solution of the adjoint
-ADJOINT = 1e-8  # of its normal equations
 
 
 @kernel
@@ -61,7 +57,7 @@ def factorise_others(graph, shift):  # type: ignore[no-untyped-def]
     for i in range(count):
         for k in range(0, padded(count), WIDTH):
             store(graph.small, i, k, multiply(splat(2.0), load(graph.kept_self_plan, i, k)))
-        graph.small[i, i] += (shift + RIDGE) * 2.0 * graph.point_masses[0, i]
+        graph.small[i, i] += (shift + MET) * 2.0 * graph.point_masses[0, i]
     return factorise(graph.small, count, graph.inverse)
 
 
@@ -292,7 +288,7 @@ def solve_outside(graph, ridge, rows, spare, length):  # type: ignore[no-untyped
     """
     stay_apart()
     count, plan = graph.count, graph.kept_self_plan
-    penalty = max(ridge, RIDGE * RIDGE) * (2.0 / count) ** 2
+    penalty = max(ridge, MET * MET) * (2.0 / count) ** 2
     for i in range(count):
         for c in range(0, length, WIDTH):
             value = splat(0.0)

@@ -16,7 +16,7 @@ from torch_geometric.utils import scatter, softmax
 
 from flowpool.core.measures import checked_index
 from flowpool.inputs import check_number
-from flowpool.nn.edges import check_edges, check_within
+from flowpool.nn.edges import check_edges, check_nodes, check_within
 
 _ERROR = 1e-12  # of PageRank, in the sum of absolute values
 
@@ -105,6 +105,7 @@ def _graph_of_nodes(edge_index: Tensor, batch: Tensor | None, num_nodes: int | N
     else:
         found = batch.shape[0] if isinstance(batch, Tensor) and batch.dim() else 0
         graph = checked_index(batch, found if num_nodes is None else num_nodes, None)
-    check_edges(edge_index, len(graph))
+    check_edges(edge_index)
+    check_nodes(edge_index, len(graph))
     check_within(edge_index, graph)
     return graph

@@ -43,7 +43,7 @@ def flow_pool(
     masses: Tensor | None = None,
     point_masses: Tensor | None = None,
     dim_size: int | None = None,
-    cost: str | CostFunction = "sqeuclidean",
+    cost: str | CostFunction | Geometry = "sqeuclidean",
     epsilon: float | Tensor = 0.1,
     relative: bool = True,
     debias: bool = True,
@@ -71,7 +71,8 @@ def flow_pool(
         dim_size: B, to keep trailing graphs without nodes.
         cost: a name, a :class:`flowpool.costs.Cost`, or any callable from ``(..., M, 1, D)`` and ``(..., 1, N, D)`` to
             ``(..., M, N)``. Parameters of a module get exact gradients. With a diagonal
-            :class:`flowpool.costs.Mahalanobis` cost the flow runs in the metric of the cost.
+            :class:`flowpool.costs.Mahalanobis` cost the flow runs in the metric of the cost. A
+            :class:`flowpool.costs.Geometry` is a cost with other values of its parameters.
         epsilon: entropic regularisation, a number, a scalar tensor, or one value per graph ``(B,)``.
         relative: epsilon in units of each graph's mean cost to its mean (for the squared Euclidean cost, the sum of the
             variances R^2), and the reference in units of R around the mean: pooling then commutes with scaling and
@@ -124,13 +125,13 @@ def flow_pool(
             "reference requires a gradient, but X* hardly depends on it: the flow forgets where it began. Pass "
             "reference.detach(), or gradient='unrolled' to differentiate the steps."
         )
-    ground = costs.resolve(cost)
+    geometry = cost if isinstance(cost, Geometry) else costs.geometry_of(costs.resolve(cost))
     for name, weights in (("masses", masses), ("point_masses", point_masses)):
         if isinstance(weights, Tensor):
             require_like(weights, nodes, name)
-    given = _Given(nodes, batch, ptr, reference, masses, point_masses, epsilon, costs.geometry_of(ground))
+    given = _Given(nodes, batch, ptr, reference, masses, point_masses, epsilon, geometry)
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient != "none"):
-        if nodes.device.type == HOST.type or not choice.use_kernels(options, ground, point_masses, relative):
+        if nodes.device.type == HOST.type or not choice.use_kernels(options, geometry.cost, point_masses, relative):
             pooled = _pool(given, dim_size, relative, options, BackwardReport(nodes.device))
         else:
             pooled = _pool_on_host(given, dim_size, relative, options)

@@ -16,7 +16,8 @@ from flowpool.engines.devices import HOST, carried
 
 ONCE = {"down": 1, "up": 1, "asked": 0}  # copies to the host and from it, questions for a value
 GRADIENTS = {
-    "flow_pool": 4, "transport_pool": 4, "FlowPool": 2, "FlowReadout": 6, "FlowReadout flow": 5, "FlowReadout free": 6,
+    "flow_pool": 4, "transport_pool": 4, "FlowPool": 2, "FlowReadout": 6, "FlowReadout flow": 6,
+    "FlowReadout in evaluation": 6, "FlowCoarsen": 2,
 }  # fmt: skip
 
 
@@ -58,6 +59,11 @@ def test_everything_handed_over_is_on_the_device_and_says_where_it_was_found(fou
     assert seen["report"].endswith("compiled engine on cpu")
     assert len(seen["said"]) == 1 and "elsewhere:0 are pooled by kernels on the CPU" in seen["said"][0]
     assert all(seen["torch engine"])  # stayed there, and found the same
+
+
+def test_what_is_learned_on_the_host_has_its_gradient_there(found: dict[str, Any]) -> None:
+    seen = found["apart"]
+    assert seen["equal"] and seen["epsilon"] == "cpu" and seen["backward"] == ONCE
 
 
 def test_trouble_is_told_as_on_the_cpu(found: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 HOST = torch.device("cpu")
+# Operators that wait for a device, which a CUDA graph cannot record: torch.compile(mode="reduce-overhead") goes around them.
+UNRECORDED = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
 _WITHOUT_DOUBLE = ["mps"]  # types of devices
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -26,7 +28,7 @@ def opaque(fake: Callable[..., Any]) -> Callable[[_Function], _Function]:
     """
 
     def decorate(function: _Function) -> _Function:
-        operator = torch.library.custom_op(f"flowpool::{function.__name__}", function, mutates_args=())
+        operator = torch.library.custom_op(f"flowpool::{function.__name__}", function, mutates_args=(), tags=UNRECORDED)
         operator.register_fake(fake)
 
         @wraps(function)

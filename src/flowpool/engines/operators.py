@@ -14,6 +14,7 @@ from torch import Tensor
 from flowpool.core.measures import graphs_of
 from flowpool.costs import Geometry, Mahalanobis, SquaredEuclidean
 from flowpool.engines import compiled
+from flowpool.engines.devices import UNRECORDED
 from flowpool.engines.seam import Problem, Solution
 from flowpool.options import Options
 
@@ -45,7 +46,7 @@ def _problem(*given: Any) -> Problem:
     return Problem(nodes, masses, batch, ptr, reference, shares, epsilon, relative, geometry, resolution, options)
 
 
-@torch.library.custom_op("flowpool::graphs", mutates_args=())
+@torch.library.custom_op("flowpool::graphs", mutates_args=(), tags=UNRECORDED)
 def graphs(
     nodes: Tensor, index: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
 ) -> tuple[Tensor, Tensor]:
@@ -61,7 +62,7 @@ def _(
     return nodes.new_empty(num_graphs + 1, dtype=torch.long), nodes.new_empty(nodes.shape[0], dtype=torch.long)
 
 
-@torch.library.custom_op("flowpool::solve", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+@torch.library.custom_op("flowpool::solve", mutates_args=(), tags=UNRECORDED, schema=f"({_GIVEN}) -> Tensor[]")
 def solve(*given: Any) -> list[Tensor]:
     """The fields of :class:`flowpool.engines.seam.Solution`; ``ridge`` is for the backward pass."""
     return list(compiled.solve(_problem(*given)))
@@ -90,6 +91,7 @@ def _(nodes: Tensor, *given: Any) -> list[Tensor]:
 @torch.library.custom_op(
     "flowpool::adjoint",
     mutates_args=(),
+    tags=UNRECORDED,
     schema=f"({_GIVEN}, Tensor[] behind, Tensor cotangent) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def adjoint(*arguments: Any) -> tuple[Tensor, ...]:

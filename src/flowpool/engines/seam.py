@@ -138,24 +138,30 @@ class BackwardReport:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device  # the caller's; what the kernels found stays on the host until somebody asks
-        self._found: tuple[Tensor, Tensor] | None = None
+        self._found: list[tuple[Tensor, Tensor]] = []  # of the last backward pass
 
     @property
     def residual(self) -> Tensor | None:
-        return None if self._found is None else readable(self._found[0], self._device)
+        return readable(self._found[0][0], self._device) if self._found else None
 
     @property
     def damped(self) -> Tensor | None:
-        return None if self._found is None else self._found[1].to(self._device)
+        return self._found[0][1].to(self._device) if self._found else None
+
+    def on(self, device: torch.device) -> BackwardReport:
+        """The same for somebody who reads it on a device; the backward pass may be still to come."""
+        other = BackwardReport(device)
+        other._found = self._found
+        return other
 
     def conclude(self, residual: Tensor, damped: Tensor) -> None:
         """Keeps what a backward pass found."""
-        self._found = residual, damped
+        self._found[:] = [(residual, damped)]
 
     def __repr__(self) -> str:
-        if self._found is None:
+        if not self._found:
             return "BackwardReport(no backward pass yet)"
-        residual, damped = self._found
+        residual, damped = self._found[0]
         worst = float(residual.nan_to_num(0.0).max()) if residual.numel() else 0.0
         return f"BackwardReport({residual.numel()} graphs, {int(damped.sum())} damped, residual {worst:.1e})"
 

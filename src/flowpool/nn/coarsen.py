@@ -11,7 +11,7 @@ over the nodes of a point, would give densities that forget how many edges there
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Unpack, cast
 
 import torch
@@ -19,8 +19,11 @@ from torch import Tensor, nn
 
 from flowpool import costs
 from flowpool.core.measures import Clouds
+from flowpool.costs import Geometry
+from flowpool.engines.choice import say_where
+from flowpool.engines.devices import HOST, carried
 from flowpool.inputs import check_choice, check_like, checked_epsilon, checked_point_masses
-from flowpool.nn.edges import check_edges, check_within
+from flowpool.nn.edges import check_edges, check_nodes, check_within
 from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
 from flowpool.options import FlowOptions, takes_options
@@ -139,7 +142,7 @@ class FlowCoarsen(nn.Module):
             edge_attr: features of the edges, ``(E, F)``.
         """
         self.pool._check(x)
-        check_edges(edge_index, x.shape[0])
+        check_edges(edge_index)
         if edge_index.device != x.device:
             raise ValueError(f"edge_index is on {edge_index.device}, x is on {x.device}; move one of them.")
         if masses is not None:
@@ -157,15 +160,39 @@ class FlowCoarsen(nn.Module):
                 raise ValueError(
                     f"edge_attr has shape {tuple(edge_attr.shape)}; expected ({num_edges}, num_edge_features)."
                 )
+        geometry = costs.geometry_of(self.pool.cost)
+        given: list[Any] = [x, edge_index, edge_weight, batch, masses, edge_attr, self.pool.reference]
+        given += geometry.tensors.values()
+        if self.pool._leaves_device(x):
+            say_where(x.device)
+            given = carried(given, HOST)
+        found = self._coarsened(dim_size, x.device, geometry.having(given[7:]), *given[:7])
+        return Coarsened(*carried([getattr(found, place.name) for place in fields(found)], x.device))
+
+    def _coarsened(
+        self,
+        dim_size: int | None,
+        device: torch.device,
+        geometry: Geometry,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        masses: Tensor | None,
+        edge_attr: Tensor | None,
+        reference: Tensor,
+    ) -> Coarsened:
+        """:meth:`forward` where everything is, with a report for a caller on a device."""
+        check_nodes(edge_index, x.shape[0])
         differentiable = torch.is_grad_enabled() and self.pool.options.gradient != "none"
         with torch.set_grad_enabled(differentiable):
             clouds, order = precise_clouds(x, batch, None, masses, dim_size)
             back = order.argsort()
             node_batch = clouds.batch[back]
             check_within(edge_index, node_batch)
-            pooled = self.pool.pooled(x, batch, None, clouds.num_graphs, masses)
-            self.pool._conclude(Report.of(pooled), x.device)
-            shares = _assignment(self.pool, clouds, pooled.points.to(clouds.nodes.dtype))[back]  # (N, M)
+            pooled = self.pool._pooled(reference, geometry, x, batch, None, clouds.num_graphs, masses)
+            self.pool._conclude(Report.of(pooled), device)
+            shares = _assignment(self.pool, geometry, clouds, pooled.points.to(clouds.nodes.dtype))[back]  # (N, M)
             adjacency, attributes = _coarse_edges(
                 shares, edge_index, edge_weight, edge_attr, self.edge_attr, node_batch, clouds.num_graphs
             )
@@ -185,7 +212,7 @@ class FlowCoarsen(nn.Module):
         return f"edge_attr={self.edge_attr!r}"
 
 
-def _assignment(pool: FlowPool, clouds: Clouds, points: Tensor) -> Tensor:
+def _assignment(pool: FlowPool, geometry: Geometry, clouds: Clouds, points: Tensor) -> Tensor:
     """S as a differentiable function of the nodes, of the points and of the cost's parameters, ``(N, M)``.
 
     The points are those that the flow ended with, ``(B, M, D)``; their coupling with the nodes is solved here once more,
@@ -195,7 +222,7 @@ def _assignment(pool: FlowPool, clouds: Clouds, points: Tensor) -> Tensor:
     overflowed = points.detach().isfinite().flatten(1).all(1).logical_not()
     broken = overflowed if broken is None else broken | overflowed
     points = points.masked_fill(broken[:, None, None], 0.0)
-    geometry = costs.bind(pool.cost, clouds.nodes.dtype, clouds.nodes.device)
+    geometry = geometry.to(clouds.nodes.dtype, clouds.nodes.device)
     epsilon = checked_epsilon(pool.epsilon, clouds.num_graphs, clouds.nodes)
     if pool.relative:
         to_mean = geometry.pairwise(clouds.mean()[clouds.batch], clouds.nodes)
@@ -232,8 +259,8 @@ def _coarse_edges(
     adjacency = sums_of_products(shares[source], ends, ptr, compiled)
     if edge_attr is None:
         return adjacency, None
-    carried = ends.unsqueeze(-1) * edge_attr.to(shares.dtype)[order].unsqueeze(1)  # (E, M, F)
-    sums = sums_of_products(shares[source], carried.flatten(1), ptr, compiled)
+    borne = ends.unsqueeze(-1) * edge_attr.to(shares.dtype)[order].unsqueeze(1)  # (E, M, F)
+    sums = sums_of_products(shares[source], borne.flatten(1), ptr, compiled)
     sums = sums.view(*adjacency.shape, edge_attr.shape[1])
     if reduce == "sum":
         return adjacency, sums

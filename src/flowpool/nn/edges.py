@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 
 
-def check_edges(edge_index: Tensor, num_nodes: int) -> None:
-    """Raises unless ``edge_index`` is a ``(2, E)`` tensor of numbers of nodes."""
+def check_edges(edge_index: Tensor) -> None:
+    """Raises unless ``edge_index`` is a ``(2, E)`` tensor of whole numbers."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype != torch.int64:
         found = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index is {found}; pass an integer tensor (torch.long) of shape (2, num_edges).")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}; expected (2, num_edges).")
+
+
+def check_nodes(edge_index: Tensor, num_nodes: int) -> None:
+    """Raises unless every edge joins nodes that are there."""
     outside = ((edge_index < 0) | (edge_index >= num_nodes)).any(0)
     if bool(outside.any()):
         edge = int(outside.nonzero()[0])

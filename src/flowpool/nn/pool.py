@@ -21,6 +21,8 @@ from torch_geometric.experimental import disable_dynamic_shapes
 from torch_geometric.nn.inits import reset
 
 from flowpool import costs, references
+from flowpool.costs import Geometry
+from flowpool.engines import choice
 from flowpool.inputs import check_flag, check_like, checked_point_masses
 from flowpool.nn.base import PointAggregation, check_most, graph_of_nodes, initial_reference
 from flowpool.nn.report import Report
@@ -162,18 +164,23 @@ class FlowPool(PointAggregation):
         masses: Tensor | None = None,
     ) -> Pooled:
         """The full record with plans and divergence, by :func:`flowpool.flow_pool` with this layer's settings."""
-        return self._pooled(self.reference, x, index, ptr, dim_size, masses)
+        return self._pooled(self.reference, costs.geometry_of(self.cost), x, index, ptr, dim_size, masses)
+
+    def _leaves_device(self, x: Tensor) -> bool:
+        """Whether kernels on the CPU pool what is on another device."""
+        return x.device.type != "cpu" and choice.use_kernels(self.options, self.cost, self.point_masses, self.relative)
 
     def _pooled(
         self,
         reference: Tensor,
+        geometry: Geometry,
         x: Tensor,
         index: Tensor | None,
         ptr: Tensor | None,
         dim_size: int | None,
         masses: Tensor | None,
     ) -> Pooled:
-        """:meth:`pooled` from a reference that is where ``x`` is."""
+        """:meth:`pooled` from a reference, and with a cost, that are where ``x`` is."""
         # Not in half precision, in which two rows of the reference could be equal.
         self._check(x)
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -189,7 +196,7 @@ class FlowPool(PointAggregation):
                 masses=masses,
                 point_masses=None if self.point_masses is None else self.point_masses.to(dtype),
                 dim_size=dim_size,
-                cost=self.cost,
+                cost=geometry,
                 epsilon=self.epsilon,
                 relative=self.relative,
                 **asdict(self.options),

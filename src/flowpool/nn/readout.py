@@ -173,9 +173,7 @@ class FlowReadout(PointAggregation):
         if is_shared(self.node_norm) or is_shared(self.output_norm):
             return False  # the processes talk to each other about tensors on their devices
         if self.by == "flow":
-            return x.device.type != "cpu" and choice.use_kernels(
-                self.pool.options, self.pool.cost, None, self.pool.relative
-            )
+            return self.pool._leaves_device(x)
         return leaves_device(self.engine, x)
 
     def _vectors(
@@ -225,7 +223,9 @@ class FlowReadout(PointAggregation):
             dtype = torch.promote_types(dtype, torch.float32)
             nodes = clouds.nodes if broken is None else clouds.nodes.masked_fill(broken[clouds.batch, None], torch.nan)
             masses = None if masses is None else masses.to(dtype)
-            pooled = self.pool._pooled(state.reference, nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses)
+            pooled = self.pool._pooled(
+                state.reference, state.geometry, nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses
+            )
             points = pooled.points.to(clouds.nodes.dtype)
             return [points], Report.of(pooled)
         level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature

@@ -52,6 +52,7 @@ class Report:
             converged=self.converged.to(device),
             residual=readable(self.residual, device),
             steps=self.steps.to(device),
+            backward=self.backward.on(device),
         )
 
     def graphs(self, status: Status) -> list[int]:

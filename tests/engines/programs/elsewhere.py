@@ -25,7 +25,8 @@ from flowpool.engines import devices
 happened: list[str] = []
 _values: dict[int, Tensor] = {}  # by the storage of the tensor that stands for them
 _without_double = False
-
+# Operations whose result, or its shape, the host must have before it goes on.
+_ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "repeat_interleave", "_unique2", "equal")
 
 said: list[str] = []
 
@@ -124,7 +125,7 @@ def _crossings() -> dict[str, int]:
     counts = {
         "down": happened.count("down"),
         "up": happened.count("up"),
-        "asked": happened.count("_local_scalar_dense"),
+        "asked": sum(map(happened.count, _ASKING)),
     }
     happened.clear()
     return counts
@@ -178,7 +179,8 @@ def _layer(layer: torch.nn.Module, *extra: Tensor) -> Callable[[torch.device], A
 
         def call() -> Tensor:
             if isinstance(own, FlowCoarsen):
-                return own(nodes, *more, batch=batch, dim_size=6).edge_weight
+                found = own(nodes, *more, batch=batch, dim_size=6)
+                return torch.cat([value.flatten() for value in (found.x, found.edge_weight, found.assignment)])
             return own(nodes, batch, dim_size=6)
 
         return call, [nodes, *own.parameters(), *own.buffers()]
@@ -256,6 +258,19 @@ def single() -> dict[str, Any]:
     return {"single": [str(value.dtype) for value in read], "equal": torch.equal(pooled.points.cpu(), expected)}
 
 
+def apart() -> dict[str, Any]:
+    """Epsilon stays on the host, as a number that is learned there; its gradient does, too."""
+    found = []
+    for device in (torch.device("cpu"), THERE):
+        nodes, epsilon = NODES.clone().to(device).requires_grad_(), EPSILON.clone().requires_grad_()
+        points = flow_pool(nodes, BATCH, reference=REFERENCE.to(device), epsilon=epsilon).points
+        happened.clear()
+        points.square().sum().backward()
+        crossed = _crossings()
+        found.append([points.detach().cpu(), nodes.grad.cpu(), epsilon.grad])
+    return {"equal": all(map(torch.equal, *found)), "backward": crossed, "epsilon": str(found[1][2].device)}
+
+
 def trouble() -> dict[str, Any]:
     """What is wrong with tensors there is said as on the CPU."""
     broken = NODES.clone()
@@ -275,7 +290,10 @@ def trouble() -> dict[str, Any]:
     return {"said": errors}
 
 
-EDGES = torch.stack([torch.arange(60), torch.arange(60)])
+_ORDER = BATCH.argsort(stable=True)
+_INSIDE = BATCH[_ORDER][1:] == BATCH[_ORDER][:-1]
+EDGES = torch.stack([_ORDER[:-1][_INSIDE], _ORDER[1:][_INSIDE]])  # a path through each graph
+WEIGHTED = costs.Mahalanobis(4)
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "flow_pool": lambda: _compared(_function(_flow)),
     "flow_pool compiled": lambda: _compared(_function(_flow), compile=True),
@@ -285,10 +303,12 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "FlowPool compiled": lambda: _compared(_layer(FlowPool(4, 3, size="append", learn_epsilon=True)), compile=True),
     "FlowReadout": lambda: _compared(_layer(FlowReadout(4, 3))),
     "FlowReadout compiled": lambda: _compared(_layer(FlowReadout(4, 3)), compile=True),
-    "FlowReadout flow": lambda: _compared(_layer(FlowReadout(4, 3, by="flow", structure="points"))),
-    "FlowReadout free": lambda: _compared(_layer(FlowReadout(4, 3, by="free").eval())),
+    "FlowReadout flow": lambda: _compared(_layer(FlowReadout(4, 3, by="flow", cost=WEIGHTED))),
+    "FlowCoarsen": lambda: _compared(_layer(FlowCoarsen(4, 3, cost=WEIGHTED), EDGES)),
+    "FlowReadout in evaluation": lambda: _compared(_layer(FlowReadout(4, 3).eval())),
     "autocast": autocast,
     "records": records,
+    "apart": apart,
     "trouble": trouble,
     "single": single,
 }

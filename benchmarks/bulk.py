@@ -124,7 +124,7 @@ def speed(source: Path, folder: Path, count: int, ray: bool) -> None:
 def kill(source: Path, folder: Path, count: int, parts: int, expected: str, moment: float, victim: str) -> None:
     """Kills the driver or a worker when a share of the parts is there, gives the command again, and prints what came of it."""
     ray = victim != "driver"
-    target = folder / f"{victim.replace(' ', '-')}-{moment}"
+    target = folder / f"{victim.replace(' ', '-')}-{100 * moment:.0f}"  # a dot would be the ending of a file
     driver = command(source, target, ray)
     while driver.poll() is None and len(list(target.glob("part-*.parquet"))) < moment * parts:
         time.sleep(0.02)

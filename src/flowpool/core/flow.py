@@ -9,7 +9,8 @@ same at once. :func:`descend` is Algorithm 1 of the paper as it stands, with a f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import islice
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR, TIGHTEST
 from flowpool.core.divergence import Energy, Evaluation, Scales
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
-from flowpool.core.records import blank, mix, put, take
+from flowpool.core.records import Record, blank, mix, put, sent, take
 from flowpool.core.systems import Solved, System, shifted_model
 from flowpool.core.updates import UpdateStep, checked
 
@@ -92,9 +93,9 @@ def follow(
         way.arrive([cloud for cloud in now if clocks[cloud].arrived])
         requests = {cloud: request for cloud, request in requests.items() if request != FINISHED}
     here = way.here
-    residual = start.new_tensor([clock.residual for clock in clocks])
-    steps = torch.tensor([clock.steps for clock in clocks], device=start.device)
-    singular = torch.tensor([clock.singular for clock in clocks], device=start.device)
+    residual = sent([clock.residual for clock in clocks], start.device, start.dtype)
+    steps = sent([clock.steps for clock in clocks], start.device)
+    singular = sent([clock.singular for clock in clocks], start.device)
     return Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, singular)
 
 
@@ -124,6 +125,7 @@ class _Way:
         self._part: tuple[tuple[int, ...], Tensor, Energy] | None = None
         self._moves = [0] * len(start)  # how often each cloud has moved, or its curvature was looked at
         self._last: tuple[tuple[tuple[int, int], ...], Evaluation, System] | None = None
+        self._measured: list[tuple[list[int], dict[str, Tensor]]] = []  # what is still to be written on clocks
 
     def perform(self, requests: dict[int, int], clocks: list[_Clock]) -> None:
         """Does what the clouds are asked for, and writes what was measured on their clocks."""
@@ -137,51 +139,65 @@ class _Way:
             if request == CURVE:
                 self._curve(clouds)
             elif request in (START, RACE, TIGHTEN):
-                self._measure_here(clouds, clocks, request)
+                self._measure_here(clouds, request)
             elif request in (SLIDE, STAGE, DISTANCE):
                 self._solve_shifted(clouds, clocks, request)
             elif request in (NEWTON, REST):
                 self._solve_newton(clouds, clocks, request)
             if request in (TRY, LAND):
-                self._measure_there(clouds, clocks)
+                self._measure_there(clouds)
+        self._write(clocks)
 
     def arrive(self, clouds: list[int]) -> None:
         """Makes X' the new X."""
-        if clouds:
+        if self._is_all(clouds):
+            self.here = self.there
+        elif clouds:
             arriving = set(clouds)
             chosen = [cloud in arriving for cloud in range(len(self.here.points))]
-            self.here = mix(torch.tensor(chosen, device=self.here.points.device), self.there, self.here)
-            self._note(clouds)
+            self.here = mix(sent(chosen, self.here.points.device), self.there, self.here)
+        self._note(clouds)
 
     def _note(self, clouds: list[int]) -> None:
         for cloud in clouds:
             self._moves[cloud] += 1
 
+    def _is_all(self, clouds: list[int]) -> bool:
+        return len(clouds) == len(self.here.points)
+
     def _index(self, clouds: list[int]) -> Tensor:
         """Where some clouds are; a lone one stands twice if it must not be computed alone."""
+        if self._part is not None and self._part[0] == tuple(clouds):
+            return self._part[1]
         chosen = clouds * 2 if self.keep_pairs and len(clouds) == 1 else clouds
-        return torch.tensor(chosen, device=self.here.points.device)
+        return sent(chosen, self.here.points.device)
 
     def _select(self, clouds: list[int]) -> tuple[Tensor, Energy]:
         """Places and energy of some clouds; the last choice is kept, for it is often the next."""
         key = tuple(clouds)
         if self._part is None or self._part[0] != key:
             index = self._index(clouds)
-            self._part = key, index, self.energy.select(index)
+            self._part = key, index, self.energy if self._is_all(clouds) else self.energy.select(index)
         return self._part[1:]
+
+    def _take(self, record: Record, clouds: list[int], index: Tensor) -> Record:
+        return record if self._is_all(clouds) else take(record, index)
+
+    def _put(self, record: Record, clouds: list[int], index: Tensor, entries: Record) -> Record:
+        return entries if self._is_all(clouds) else put(record, index, entries)
 
     def _evaluate(self, clouds: list[int], requests: dict[int, int], clocks: list[_Clock]) -> None:
         index, energy = self._select(clouds)
         order = clouds * 2 if len(index) > len(clouds) else clouds
-        here = take(self.here, index)
-        racing = [requests[cloud] == RACE for cloud in order]
-        if any(racing):
-            now = -here.gradient / self.unit.stiffness[index].unsqueeze(-1)
-            chosen = index[torch.tensor(racing, device=index.device)]
+        here = self._take(self.here, clouds, index)
+        racing = [cloud for cloud in clouds if requests[cloud] == RACE]
+        if racing:
+            places = self._index(racing)
+            now = -self.here.gradient[places] / self.unit.stiffness[places].unsqueeze(-1)
             for name in ("velocity", "before"):
-                self._set(name, chosen, now[torch.tensor(racing, device=index.device)])
-        rows = [_FACTORS[requests[cloud]](clocks[cloud]) for cloud in order]
-        factors = here.points.new_tensor(rows)
+                self._set(name, racing, places, now)
+        rows = [(*_FACTORS[requests[cloud]](clocks[cloud]), clocks[cloud].inner) for cloud in order]
+        factors = sent(rows, index.device, here.points.dtype)
         landing = [cloud for cloud in clouds if requests[cloud] == LAND]
         target = here.points
         for column, name in enumerate(_VECTORS):
@@ -189,13 +205,11 @@ class _Way:
                 target = target + factors[:, column, None, None] * self.vectors[name][index]
         if landing:
             places = self._index(landing)
-            self._set("first", places, (self.vectors["first"] + self.vectors["solution"] / 2)[places])
-        inner = factors.new_tensor([clocks[cloud].inner for cloud in order])
-        found = energy.evaluate(target, here, inner)
-        self.there = put(self.there, index, found)
-        self._write(clouds, clocks, error=found.error)
+            self._set("first", landing, places, (self.vectors["first"] + self.vectors["solution"] / 2)[places])
+        found = energy.evaluate(target, here, factors[:, -1])
+        self.there = self._put(self.there, clouds, index, found)
 
-    def _measure_here(self, clouds: list[int], clocks: list[_Clock], request: int) -> None:
+    def _measure_here(self, clouds: list[int], request: int) -> None:
         """After an evaluation that moves X for certain. That of X^(0) was made at once for all."""
         self.arrive(clouds)
         index = self._index(clouds)
@@ -206,29 +220,25 @@ class _Way:
         if request != TIGHTEN:
             now = -gradient / self.unit.stiffness[index].unsqueeze(-1)
             swerve = now - self.vectors["before"][index]
-            self._set("swerve", index, swerve)
+            self._set("swerve", clouds, index, swerve)
             measured |= {"speed": _norm(now) / radius, "swerve": _norm(swerve) / radius}
-        self._write(clouds, clocks, **measured)
+        self._measured.append((clouds, measured))
 
-    def _measure_there(self, clouds: list[int], clocks: list[_Clock]) -> None:
+    def _measure_there(self, clouds: list[int]) -> None:
         index = self._index(clouds)
         first = self.vectors["first"][index]
         there, here = self.there.gradient[index], self.here.gradient[index]
-        self._write(
-            clouds,
-            clocks,
-            reached=self._size(there, index),
-            ahead=(there * first).sum((-1, -2)),
-            behind=(here * first).sum((-1, -2)),
-        )
+        ahead, behind = ((gradient * first).sum((-1, -2)) for gradient in (there, here))
+        measured = {"reached": self._size(there, index), "ahead": ahead, "behind": behind}
+        self._measured.append((clouds, measured | {"error": self.there.error[index]}))
 
     def _curve(self, clouds: list[int]) -> None:
         if self.curvature is None:
             _, self._part = self.energy.leading, None  # found once for all clouds, and then known of every part
         index, energy = self._select(clouds)
-        found = curvature(energy, take(self.here, index))
+        found = curvature(energy, self._take(self.here, clouds, index))
         whole = blank(found, len(self.here.points)) if self.curvature is None else self.curvature
-        self.curvature = put(whole, index, found)
+        self.curvature = self._put(whole, clouds, index, found)
         self._note(clouds)
 
     def _system(self, clouds: list[int]) -> tuple[Tensor, Evaluation, System]:
@@ -236,8 +246,9 @@ class _Way:
         index, energy = self._select(clouds)
         key = tuple((cloud, self._moves[cloud]) for cloud in clouds)
         if self._last is None or self._last[0] != key:
-            here = take(self.here, index)
-            system = System(take(self.curvature, index), hessian_product(energy, here))  # type: ignore[arg-type]
+            here = self._take(self.here, clouds, index)
+            known: Curvature = self._take(self.curvature, clouds, index)  # type: ignore[assignment]
+            system = System(known, hessian_product(energy, here))
             self._last = key, here, system
         return index, *self._last[1:]
 
@@ -255,31 +266,29 @@ class _Way:
             right = here.gradient
         solution, definite = system.shifted(right, shift, roughly=request != DISTANCE)
         radius = self.unit.radius[index]
-        self._set("first" if request == SLIDE else "solution", index, solution)
+        self._set("first" if request == SLIDE else "solution", clouds, index, solution)
         along = self._slope(solution, here.gradient, index)
-        self._write(clouds, clocks, length=_norm(solution) / radius, along=along)
-        for cloud, value in zip(clouds, definite.tolist(), strict=False):
-            clocks[cloud].definite = value
+        self._measured.append((clouds, {"length": _norm(solution) / radius, "along": along, "definite": definite}))
 
     def _solve_newton(self, clouds: list[int], clocks: list[_Clock], request: int) -> None:
         index, here, system = self._system(clouds)
         radius = self.unit.radius[index]
         if request == NEWTON:
             guessed = [clocks[cloud].guessed for cloud in clouds] * (1 if len(index) == len(clouds) else 2)
-            keep = torch.tensor(guessed, device=index.device)[:, None, None]
+            keep = sent(guessed, index.device)[:, None, None]
             guess = torch.where(keep, self.vectors["newton"][index], 0.0) if any(guessed) else None
             precision = self._read(clouds, clocks, "precision", index)
             longest = self._read(clouds, clocks, "longest", index) * radius
             found = system.newton(here.gradient, precision, longest, guess)
         else:
             found = _searched(system, self.there.gradient[index], ROUGH)
-        self._set("newton", index, found.solution)
+        self._set("newton", clouds, index, found.solution)
         gradient = here.gradient if request == NEWTON else self.there.gradient[index]
         gain = self._slope(found.solution, gradient, index) / 2
-        self._write(clouds, clocks, length=_norm(found.solution) / radius, flattest=found.flattest, gain=gain)
+        measured = {"length": _norm(found.solution) / radius, "flattest": found.flattest, "gain": gain}
         if request == NEWTON:
-            for cloud in clouds:
-                clocks[cloud].definite = clocks[cloud].flattest > -FLAT
+            measured["definite"] = found.flattest > -FLAT
+        self._measured.append((clouds, measured))
 
     def _slope(self, direction: Tensor, gradient: Tensor, index: Tensor) -> Tensor:
         inner = (direction * gradient).sum((-1, -2))
@@ -288,19 +297,23 @@ class _Way:
     def _size(self, gradient: Tensor, index: Tensor) -> Tensor:
         return _norm(gradient) * self.per_curvature[index] / self.unit.radius[index]
 
-    def _set(self, name: str, index: Tensor, values: Tensor) -> None:
-        self.vectors[name] = self.vectors[name].index_copy(0, index, values)
+    def _set(self, name: str, clouds: list[int], index: Tensor, values: Tensor) -> None:
+        self.vectors[name] = self._put(self.vectors[name], clouds, index, values)
 
     def _read(self, clouds: list[int], clocks: list[_Clock], name: str, index: Tensor) -> Tensor:
         values = [getattr(clocks[cloud], name) for cloud in clouds]
-        return self.here.points.new_tensor(values * (len(index) // len(values)))
+        return sent(values * (len(index) // len(values)), index.device, self.here.points.dtype)
 
-    def _write(self, clouds: list[int], clocks: list[_Clock], **measured: Tensor) -> None:
-        """Puts numbers on the clocks; the host waits for the device once."""
-        rows: Iterable[list[float]] = torch.stack(list(measured.values()), -1).tolist()
-        for cloud, row in zip(clouds, rows, strict=False):
-            for name, value in zip(measured, row, strict=True):
-                setattr(clocks[cloud], name, value)
+    def _write(self, clocks: list[_Clock]) -> None:
+        """Puts what was measured on the clocks; the host waits for the device once."""
+        if not self._measured:
+            return
+        numbers = iter(torch.cat([value for _, measured in self._measured for value in measured.values()]).tolist())
+        for clouds, measured in self._measured:
+            for name, value in measured.items():
+                for cloud, number in zip(clouds, list(islice(numbers, len(value))), strict=False):
+                    setattr(clocks[cloud], name, number)
+        self._measured.clear()
 
 
 def _norm(value: Tensor) -> Tensor:

@@ -34,6 +34,11 @@ class lazy(cached_property[Value]):  # noqa: N801 - a decorator
         return value
 
 
+def sent(values: list[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers that the host knows, on a device, without waiting for what that is doing."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
 def take(record: Record, index: Tensor) -> Record:
     """The entries at some places, ``(K,)`` int64."""
     return _each(lambda value: value[index], record)

@@ -159,7 +159,7 @@ def _ascend(
     trial = base = potential
     smallest = torch.full_like(level, math.inf)  # (B, 1), error at the base
     damping = torch.full_like(level, DAMPING)
-    refused, iterations = (torch.zeros_like(level, dtype=torch.long) for _ in range(2))
+    refused = iterations = none = torch.zeros_like(level, dtype=torch.long)
     for iteration in range(MAX_ITERATIONS + 1):
         plan, conditional = plan_at(trial)
         rows = plan.sum(-1)
@@ -167,14 +167,22 @@ def _ascend(
         error = slack.abs().sum(-1, keepdim=True)
         # A step is kept if it halves the error, or if the concave objective still rises where it ends.
         kept = (error <= smallest / 2) | ((slack * (trial - base)).sum(-1, keepdim=True) >= 0)
-        refused = (refused + 1).masked_fill_(kept, 0)
-        settled = (error <= target) | (refused > _HOPELESS)
-        if iteration == MAX_ITERATIONS or bool(settled.all()):
+        settled = error <= target
+        # Mostly all are kept, as the host, which has to ask whether that was all, learns in the same breath.
+        ended, smooth = torch.stack([settled.all(), kept.all()]).tolist()
+        if not smooth:
+            refused = (refused + 1).masked_fill_(kept, 0)
+            settled = settled | (refused > _HOPELESS)
+            ended = bool(settled.all())
+        if ended or iteration == MAX_ITERATIONS:
             break
         following = torch.addcmul(trial, level, newton(plan, conditional, rows, slack, damping * error))
-        following = torch.where(kept, following, base.lerp(trial, 0.25))
-        base, smallest = torch.where(kept, trial, base), torch.where(kept, error, smallest)
-        damping = torch.where(kept, 0.3 * damping, 10.0 * damping)
+        if smooth:
+            base, smallest, damping, refused = trial, error, 0.3 * damping, none
+        else:
+            following = torch.where(kept, following, base.lerp(trial, 0.25))
+            base, smallest = torch.where(kept, trial, base), torch.where(kept, error, smallest)
+            damping = torch.where(kept, 0.3 * damping, 10.0 * damping)
         trial = torch.where(settled, trial, following)
         iterations = iterations + ~settled
     return Transport(trial, conditional, plan, error.squeeze(-1), iterations.squeeze(-1))

@@ -53,22 +53,22 @@ class Model(NamedTuple):
 
 def shifted_model(curvature: Curvature, shift: Tensor) -> Model:
     """The model of ``H + shift``, the shift in units of the Hessian's scale, ``(B,)``."""
-    unit = curvature.unit
+    unit, scale = curvature.unit, curvature.unit.mean(-1)
     others, exists, flattest = _factorised(curvature.likeness, (shift + MET).unsqueeze(-1) * unit)
+    outside = torch.full_like(shift, torch.inf)
     if curvature.block is None:
-        return Model(others, None, None, exists, flattest / unit.mean(-1) - shift, torch.full_like(shift, torch.inf))
+        return Model(others, None, None, exists, flattest / scale - shift, outside)
     block, block_exists, block_flattest = _factorised(curvature.block, shift.unsqueeze(-1) * unit)
     exists = block_exists if curvature.basis is None else exists & block_exists
-    outside = torch.full_like(shift, torch.inf)
     if curvature.basis is not None and curvature.basis.shape[1] < curvature.basis.shape[2]:
-        outside = flattest / unit.mean(-1) - shift
-    return Model(others, block, curvature.basis, exists, block_flattest / unit.mean(-1) - shift, outside)
+        outside = flattest / scale - shift
+    return Model(others, block, curvature.basis, exists, block_flattest / scale - shift, outside)
 
 
 def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cholesky factor of ``matrix + shift``, ``(B, M K, M K)``, whether it exists, and its smallest pivot."""
     matrix = matrix.clone()
-    matrix.diagonal(dim1=-2, dim2=-1).add_(shift.repeat_interleave(matrix.shape[-1] // shift.shape[-1], -1))
+    matrix.diagonal(dim1=-2, dim2=-1).view(*shift.shape, -1).add_(shift.unsqueeze(-1))
     factor, failed = torch.linalg.cholesky_ex(matrix)
     pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
     return factor, (failed == 0) & (pivots < torch.inf), pivots  # a square: not finite is infinite or NaN

@@ -85,7 +85,8 @@ def pool(
         raise typer.Exit(130) from None
     except (OSError, ValueError) as error:
         reason = str(error).rstrip(".")  # the system's own have none
-        fail(f"{reason}. Finished parts are in {store.folder}; the same command goes on from there.", 1)
+        kept = len(store.missing(rows.parts)) < len(rows.parts)
+        fail(f"{reason}." + f" Finished parts are in {store.folder}; the same command goes on from there." * kept, 1)
     typer.echo(f"{output}: {rows.num_rows} graphs, {points} points with {job.reference.shape[1]} features each.")
     for name, advice in STATUSES.items():
         if counts[name] and not (name in Status.__members__ and Status[name].converged):

@@ -65,9 +65,10 @@ def cluster(address: str | None) -> Iterator[None]:
         options = {} if address else {"include_dashboard": False}
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().split(". ")[0]
-            raise ConnectionError(f"No Ray cluster was reached at {address}: {reason}.") from None
+        except Exception as error:  # noqa: BLE001 - that is what Ray raises when it does not start in time
+            reason = str(error).strip().split(". ")[0].rstrip(".")
+            failure = f"No Ray cluster was reached at {address}" if address else "Ray did not start on this machine"
+            raise ConnectionError(f"{failure}: {reason}.") from None
     try:
         yield
     finally:

@@ -427,7 +427,8 @@ def test_both_engines_go_the_same_way(kind, level, monkeypatch):
         entries.append((id(clock), before, given, request, dict(vars(clock))))
         return request
 
-    other = flow_pool(nodes, batch, engine="compiled", **options)  # first: kernels may have to be compiled from the law as it is
+    # First, since kernels may have to be compiled, from the law as it is.
+    other = flow_pool(nodes, batch, engine="compiled", **options)
     monkeypatch.setattr(law, "advance", recorded)
     one = flow_pool(nodes, batch, engine="torch", **options)
 

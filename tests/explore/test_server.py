@@ -171,7 +171,12 @@ def test_chunks_are_refused(explorer: Explorer) -> None:
 def test_bad_json_gets_one_sentence(explorer: Explorer) -> None:
     kind = {"Content-Type": "application/json"}
     path = f"/{explorer.token}/api/echo"
-    for content, sentence in ((b"{", "not JSON"), (b'{"a": NaN}', "holds NaN"), (b"[" * 9000, "nested too deeply")):
+    for content, sentence in (
+        (b"{", "not JSON"),
+        (b'{"a": NaN}', "holds NaN"),
+        (b"[" * 9000, "nested too deeply"),
+        (b'{"a": ' + 5000 * b"9" + b"}", "a number of 5000 digits"),
+    ):
         given = call(explorer, "POST", path, content, kind)
         assert given.status == 400 and sentence in given["error"]
 
@@ -222,6 +227,18 @@ def test_a_page_that_goes_away_makes_no_noise(explorer: Explorer, capfd: pytest.
     with socket.create_connection((ADDRESS, explorer.server_port), timeout=20) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # close with a reset
         raw.sendall(f"POST /{explorer.token}/api/echo HTTP/1.1\r\nContent-Length: 10\r\n".encode())
+    assert post(explorer, "echo", {}).status == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_client_that_falls_silent_is_let_go_without_noise(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server._Handler, "timeout", 0.2)
+    with socket.create_connection((ADDRESS, explorer.server_port), timeout=20) as raw:
+        head = f"POST /{explorer.token}/api/echo HTTP/1.1\r\nHost: {ADDRESS}:{explorer.server_port}\r\n"
+        raw.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{{".encode())
+        assert raw.makefile("rb").read().startswith(b"HTTP/1.1 408 ")  # and the connection is closed
     assert post(explorer, "echo", {}).status == 200
     assert "Traceback" not in capfd.readouterr().err
 

@@ -14,6 +14,7 @@ MOST_NODES = 200
 MOST_POINTS = 16
 EPSILON_RANGE = (0.01, 10.0)
 MOST_SEED = 9999
+MOST_DIGITS = 1000  # of a whole number; Python itself refuses more than 4300, in words that are not for the page
 FARTHEST = 1e6  # coordinate or mass: nobody draws farther, and squares of these are far from overflow
 
 Body = dict[str, Any]
@@ -22,7 +23,7 @@ Body = dict[str, Any]
 def decode(content: bytes) -> Body:
     """The JSON object that the bytes spell."""
     try:
-        body = json.loads(content, parse_constant=_refuse_constant)
+        body = json.loads(content, parse_constant=_refuse_constant, parse_int=_whole_number)
     except RecursionError:
         raise ValueError("The request is nested too deeply to be read.") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -96,6 +97,12 @@ def finite(value: float) -> float | None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"The request holds {name}; every number must be finite.")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"The request holds a number of {len(digits)} digits.")
+    return int(digits)
 
 
 def _is_number(value: Any) -> bool:

@@ -201,7 +201,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "A request must say its length.")
         if len(length) > 9 or int(length) > MOST_BYTES:
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A request may have at most {MOST_BYTES} bytes.")
-        return self.rfile.read(int(length))
+        try:
+            return self.rfile.read(int(length))
+        except TimeoutError:
+            raise _Refused(HTTPStatus.REQUEST_TIMEOUT, "The request did not come to its end.") from None
 
     def _send_json(self, status: HTTPStatus, value: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(value, allow_nan=False).encode())

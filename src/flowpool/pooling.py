@@ -204,7 +204,7 @@ def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options,
     solution, engine = _solve(problem, report)
     return Pooled(
         solution.points.to(nodes.dtype), solution.residual, solution.steps, solution.status, report,
-        f"{engine} engine on {nodes.device}", partial(_behind, _kept(problem, solution), solution),
+        f"{engine} engine on {nodes.device}", options.tolerance, partial(_behind, _kept(problem, solution), solution),
     )  # fmt: skip
 
 
@@ -224,18 +224,18 @@ def _solve(problem: Problem, report: BackwardReport) -> tuple[Solution, str]:
 
 def _kept(problem: Problem, solution: Solution) -> Problem:
     """The problem without autograd history, and safe from what the caller writes into the tensors that were given."""
-    problem = problem.detached()
     if torch.compiler.is_compiling():
-        return problem
-    tensors = problem.tensors()
+        return problem.detached()
+    tensors = {name: value.detach() for name, value in problem.tensors().items()}
     if solution.nodes.numel():
         # The compiled engine keeps nodes and masses, in their order; very many of them are not copied again.
         tensors |= {"nodes": solution.nodes, "masses": solution.masses}
-        problem = replace(problem, masses=solution.masses, batch=problem.batch[solution.order])
+        batch = problem.batch[solution.order]
     else:
         tensors = {name: value.clone() for name, value in tensors.items()}
-        problem = replace(problem, batch=problem.batch.clone())
-    return replace(problem.having(tensors), ptr=problem.ptr.clone(), epsilon=tensors["epsilon"].clone())
+        batch = problem.batch.clone()
+    tensors["epsilon"] = tensors["epsilon"].clone()
+    return replace(problem.having(tensors), batch=batch, ptr=problem.ptr.clone())
 
 
 @torch.no_grad()

@@ -78,11 +78,11 @@ def check_values(reference: Tensor) -> None:
     values = reference.detach().cpu().double()
     if not bool(values.isfinite().all()):
         raise ValueError("reference holds NaN or infinite values; pass finite points.")
-    distinct, place = values.unique(dim=0, return_inverse=True)
-    if len(distinct) < len(values):
-        second = next(row for row in range(len(values)) if bool((place[:row] == place[row]).any()))
-        first = int((place == place[second]).nonzero()[0])
-        raise ValueError(
-            f"Rows {first} and {second} of the reference are equal. Equal points stay equal along the whole flow; "
-            "pass distinct ones, for example references.normal(in_channels, num_points)."
-        )
+    seen: dict[bytes, int] = {}
+    for second, row in enumerate((values + 0.0).numpy()):  # which makes 0 of -0
+        first = seen.setdefault(row.tobytes(), second)
+        if first < second:
+            raise ValueError(
+                f"Rows {first} and {second} of the reference are equal. Equal points stay equal along the whole flow; "
+                "pass distinct ones, for example references.normal(in_channels, num_points)."
+            )

@@ -39,12 +39,12 @@ class Pooled:
     Attributes:
         points: X*, ``(B, M, D)``; zeros for an empty graph, NaN for one with non-finite features.
         residual: length of the Newton step left at X*, relative to the graph's scale R, ``(B,)``. Of graphs that have
-            converged only a SINGULAR one may have more than the tolerance: in a valley where it would lower the divergence
-            by at most ``0.1 tolerance^2 R^2``.
+            converged only those that are ``settled`` have more than the tolerance.
         steps: ``(B,)``.
         status: :class:`Status` codes, ``(B,)`` int8.
         backward: filled by the backward pass.
         where: the engine that found the points, and the device that it ran on.
+        tolerance: on the residual.
     """
 
     points: Tensor
@@ -53,6 +53,7 @@ class Pooled:
     status: Tensor
     backward: BackwardReport
     where: str
+    tolerance: float
     _behind: Callable[[], Behind] = field(repr=False)
     _on_host: Pooled | None = field(default=None, repr=False)  # the same on the CPU, if it was found there
 
@@ -65,6 +66,13 @@ class Pooled:
     def converged(self) -> Tensor:
         """Stationary to the tolerance, or empty, ``(B,)`` bool."""
         return _CONVERGED.to(self.status.device)[self.status.long()]
+
+    @property
+    def settled(self) -> Tensor:
+        """Ended in a valley: SINGULAR, with a Newton step left that is longer than the tolerance, but would lower the
+        divergence by at most ``0.1 tolerance^2 R^2``, ``(B,)`` bool.
+        """
+        return (self.status == Status.SINGULAR.value) & (self.residual > self.tolerance)
 
     @lazy
     def _solution(self) -> Behind:

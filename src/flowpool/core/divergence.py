@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flowpool import costs
 from flowpool.core import sinkhorn
+from flowpool.core.constants import FURTHER
 from flowpool.core.directions import Directions, leading_directions
 from flowpool.core.records import lazy, take
 from flowpool.core.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan, SelfTransport, Transport
@@ -53,6 +54,20 @@ class Scales(NamedTuple):
     centre: Tensor  # (B, 1, D), mean of the nodes
     radius: Tensor  # (B,), R: root of the sum of their variances
     stiffness: Tensor  # (B, M), typical curvature of the energy at a point: 2 a_i for the squared Euclidean cost
+
+
+class Drift(NamedTuple):
+    """What the potentials did at the last move of the points, f beyond what :meth:`Energy.carried` expects of it."""
+
+    moved: Tensor  # (B, M, D)
+    potential: Tensor  # (B, M)
+    self_potential: Tensor  # (B, M)
+
+    def share(self, moved: Tensor) -> Tensor:
+        """How far another move goes along this one, in units of it, ``(B, 1)``."""
+        square = self.moved.square().sum((-1, -2))
+        along = ((self.moved * moved).sum((-1, -2)) / square).clamp(-FURTHER, FURTHER)
+        return torch.where((square > 0) & (square < torch.inf), along, 0.0).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -114,20 +129,37 @@ class Energy:
         points: Tensor,
         warm: Evaluation | None = None,
         tolerance: Tensor | float = 1e-12,
+        drift: Drift | None = None,
     ) -> Evaluation:
         """The gradient at ``points``, ``(B, M, D)``, with the inner problems solved to ``tolerance``.
 
-        ``warm`` is an evaluation at nearby points. Its potential is carried along to first order,
-        ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, or a point that moves by 4 R in one step would leave the
-        potential 30 epsilon behind.
+        ``warm`` is an evaluation at nearby points. Its potential is carried along, and what the last move has shown beyond
+        that is added, in proportion to how far this one goes along it.
         """
         with torch.no_grad():
             opened = self.geometry.opened(points, self.nodes)
             if warm is None:
                 return self._evaluate(points, *opened, None, None, tolerance)
-            potential = warm.xy.potential + (warm.xy.plan * (opened[0] - warm.cost)).sum(-1) / self.point_masses
-            self_potential = None if warm.xx is None else warm.xx.potential
+            potential, self_potential = self.carried(warm, opened[0]), None if warm.xx is None else warm.xx.potential
+            if drift is not None:
+                share = drift.share(points - warm.points)
+                potential = potential + share * drift.potential
+                self_potential = None if self_potential is None else self_potential + share * drift.self_potential
             return self._evaluate(points, *opened, potential, self_potential, tolerance)
+
+    def carried(self, warm: Evaluation, cost: Tensor) -> Tensor:
+        """f of nearby points for another cost, ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, ``(B, M)``.
+
+        A point that moves by 4 R in one step would otherwise leave its potential 30 epsilon behind.
+        """
+        return warm.xy.potential + (warm.xy.plan * (cost - warm.cost)).sum(-1) / self.point_masses
+
+    def drift(self, before: Evaluation, after: Evaluation) -> Drift:
+        """What the potentials did between two evaluations; nothing where the second failed."""
+        solved = (after.error < torch.inf).unsqueeze(-1)
+        beyond = after.xy.potential - self.carried(before, after.cost)
+        own = after.self_potential - before.self_potential
+        return Drift(after.points - before.points, torch.where(solved, beyond, 0.0), torch.where(solved, own, 0.0))
 
     @torch.no_grad()
     def evaluate_from(

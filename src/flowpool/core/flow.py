@@ -21,9 +21,9 @@ from flowpool.core import law
 from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR, TIGHTEST
 from flowpool.core.divergence import Energy, Evaluation, Scales
 from flowpool.core.hessian import Curvature, curvature, hessian_product
-from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
+from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, LOOK, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
 from flowpool.core.records import Record, blank, mix, put, sent, take
-from flowpool.core.systems import Solved, System, shifted_model
+from flowpool.core.systems import System, shifted_model
 from flowpool.core.updates import UpdateStep, checked
 
 
@@ -120,6 +120,7 @@ class _Way:
         self.per_curvature = 2 / self.unit.stiffness.sum(-1)
         self.here: Evaluation = energy.evaluate(start)
         self.there = self.here
+        self.drift = blank(energy.drift(self.here, self.here), len(start))
         self.vectors = {name: torch.zeros_like(start) for name in (*_VECTORS, "before")}
         self.curvature: Curvature | None = None
         self._part: tuple[tuple[int, ...], Tensor, Energy] | None = None
@@ -144,6 +145,8 @@ class _Way:
                 self._solve_shifted(clouds, clocks, request)
             elif request in (NEWTON, REST):
                 self._solve_newton(clouds, clocks, request)
+            elif request == LOOK:
+                self._look(clouds, clocks)
             if request in (TRY, LAND):
                 self._measure_there(clouds)
         self._write(clocks)
@@ -206,8 +209,12 @@ class _Way:
         if landing:
             places = self._index(landing)
             self._set("first", landing, places, (self.vectors["first"] + self.vectors["solution"] / 2)[places])
-        found = energy.evaluate(target, here, factors[:, -1])
+        drift = self._take(self.drift, clouds, index)
+        found = energy.evaluate(target, here, factors[:, -1], drift)
         self.there = self._put(self.there, clouds, index, found)
+        went, shown = [requests[cloud] != TIGHTEN for cloud in order], energy.drift(here, found)
+        shown = shown if all(went) else mix(sent(went, index.device), shown, drift)
+        self.drift = self._put(self.drift, clouds, index, shown)
 
     def _measure_here(self, clouds: list[int], request: int) -> None:
         """After an evaluation that moves X for certain. That of X^(0) was made at once for all."""
@@ -281,14 +288,21 @@ class _Way:
             longest = self._read(clouds, clocks, "longest", index) * radius
             found = system.newton(here.gradient, precision, longest, guess)
         else:
-            found = _searched(system, self.there.gradient[index], ROUGH)
+            found = system.newton(self.there.gradient[index], ROUGH, None, None)
         self._set("newton", clouds, index, found.solution)
         gradient = here.gradient if request == NEWTON else self.there.gradient[index]
         gain = self._slope(found.solution, gradient, index) / 2
-        measured = {"length": _norm(found.solution) / radius, "flattest": found.flattest, "gain": gain}
+        measured = {"length": _norm(found.solution) / radius, "gain": gain}
         if request == NEWTON:
-            measured["definite"] = found.flattest > -FLAT
+            measured |= {"flattest": found.flattest, "definite": found.flattest > -FLAT}
         self._measured.append((clouds, measured))
+
+    def _look(self, clouds: list[int], clocks: list[_Clock]) -> None:
+        index = self._index(clouds)
+        pivots = _flattest(self._take(self.curvature, clouds, index))  # type: ignore[arg-type]
+        self._measured.append(
+            (clouds, {"flattest": torch.minimum(pivots, self._read(clouds, clocks, "flattest", index))})
+        )
 
     def _slope(self, direction: Tensor, gradient: Tensor, index: Tensor) -> Tensor:
         inner = (direction * gradient).sum((-1, -2))
@@ -320,13 +334,10 @@ def _norm(value: Tensor) -> Tensor:
     return value.square().sum((-1, -2)).sqrt()
 
 
-def _searched(system: System, gradient: Tensor, precision: float) -> Solved:
-    """The filtered Newton step, and the smallest curvature that is to be found."""
-    found = system.newton(gradient, precision, None, None)
-    # Factors with hardly a shift show flat directions best.
-    model = shifted_model(system.curvature, torch.full_like(found.flattest, LEAST_SHIFT))
-    pivots = torch.where(model.exists, torch.minimum(model.flattest, model.outside), 0.0)
-    return found._replace(flattest=torch.minimum(found.flattest, pivots))
+def _flattest(curvature: Curvature) -> Tensor:
+    """The smallest curvature that shows in the model of the Hessian, ``(B,)``; factors with hardly a shift show it best."""
+    model = shifted_model(curvature, curvature.unit.new_full(curvature.unit.shape[:1], LEAST_SHIFT))
+    return torch.where(model.exists, torch.minimum(model.flattest, model.outside), 0.0)
 
 
 @torch.no_grad()
@@ -336,9 +347,10 @@ def distance(energy: Energy, here: Evaluation) -> tuple[Tensor, Tensor]:
     The first is the length of the filtered Newton step in units of R, and infinite where H is not definite.
     """
     system = System(curvature(energy, here), hessian_product(energy, here))
-    found = _searched(system, here.gradient, 1e-6)
-    length = torch.where(found.flattest > -FLAT, _norm(found.solution) / energy.scales.radius, math.inf)
-    return length, found.flattest <= SINGULAR
+    found = system.newton(here.gradient, 1e-6, None, None)
+    flattest = torch.minimum(found.flattest, _flattest(system.curvature))
+    length = torch.where(flattest > -FLAT, _norm(found.solution) / energy.scales.radius, math.inf)
+    return length, flattest <= SINGULAR
 
 
 def descend(

@@ -63,14 +63,15 @@ CURVE = 3  # the Hessian at X
 SLIDE = 4  # k1 = -shift (H + shift)^-1 G [definite, length = |k1|, along = <k1, G>]
 NEWTON = 5  # w = filtered H^-1 G to ``precision``, from a guess if ``guessed`` [definite, flattest, length = |w|, gain]
 TRY = 6  # X' = X - w; evaluate [reached, error]
-REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [the same but definite]
+REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [length, gain]
 STAGE = 8  # X' = X + step k1; evaluate; k12 = k1 + k2 from (H + shift) [length = |k12|]
 LAND = 9  # k = k1 + k12 / 2; X' = X + step k; evaluate [ahead = <G(X'), k>, behind = <G, k>, reached, error]
 DISTANCE = 10  # w = (H + shift)^-1 G, roughly [definite, length = |w|]
-FINISHED = 11
+LOOK = 11  # the smallest curvature that shows in H with hardly a shift [flattest, if it is less]
+FINISHED = 12
 
 # Where the law goes on.
-_RACED, _TIGHTENED, _CURVED, _SLID, _MEASURED, _TRIED, _RESTED, _STAGED, _LANDED, _CUT = range(10)
+_RACED, _TIGHTENED, _CURVED, _SLID, _MEASURED, _TRIED, _RESTED, _STAGED, _LANDED, _CUT, _LOOKED = range(11)
 
 # Outcomes, as in flowpool.status.
 OK, MAX_STEPS, NONFINITE = 0, 3, 5
@@ -167,6 +168,8 @@ def advance(clock: Any, num_points: int, equal: bool, tolerance: float, max_step
         return _staged(clock, near, tolerance, max_steps)
     if phase == _LANDED:
         return _landed(clock, near, tolerance, max_steps)
+    if phase == _LOOKED:
+        return _looked(clock, num_points, tolerance, max_steps)
     return _cut(clock)
 
 
@@ -290,11 +293,15 @@ def _newton(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
     return NEWTON
 
 
-def _is_settled(clock: Any, num_points: int, tolerance: float) -> bool:
-    """The minimiser is not isolated, and the Newton step, though longer than the tolerance, leads along its valley for nothing."""
+def _is_idle(clock: Any, num_points: int, tolerance: float) -> bool:
+    """The Newton step, though longer than the tolerance, leads along a valley for nothing."""
     shallow = num_points * clock.gain <= SHALLOW * clock.length * clock.length
-    valley = clock.flattest <= SINGULAR and shallow
-    return valley and clock.length > tolerance and 0.0 <= clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
+    return shallow and clock.length > tolerance and 0.0 <= clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
+
+
+def _is_settled(clock: Any, num_points: int, tolerance: float) -> bool:
+    """The same, and the minimiser is not isolated."""
+    return clock.flattest <= SINGULAR and _is_idle(clock, num_points, tolerance)  # type: ignore[no-any-return]
 
 
 def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_steps: int) -> int:
@@ -328,16 +335,27 @@ def _tried(clock: Any, max_steps: int) -> int:
 
 def _rested(clock: Any, num_points: int, tolerance: float, max_steps: int) -> int:
     """After what a Newton step has left was measured with the Hessian at hand, which a short step hardly changes."""
-    capped = clock.steps >= max_steps
     clock.arrived = True
     clock.size = clock.reached
     clock.steps += 1
     clock.jumped = True
-    settled = _is_settled(clock, num_points, tolerance)
-    clock.singular = settled or clock.flattest <= SINGULAR
-    if settled or clock.length <= tolerance:
+    if clock.length <= tolerance or _is_idle(clock, num_points, tolerance):
+        clock.phase = _LOOKED
+        return LOOK
+    return _go_on(clock, max_steps)
+
+
+def _looked(clock: Any, num_points: int, tolerance: float, max_steps: int) -> int:
+    """Where the flow may end: it does, unless it idles near a minimiser that is isolated after all."""
+    clock.singular = clock.flattest <= SINGULAR
+    if clock.length <= tolerance or _is_settled(clock, num_points, tolerance):
         return _finish(clock, OK, clock.length)
-    if capped:
+    return _go_on(clock, max_steps)
+
+
+def _go_on(clock: Any, max_steps: int) -> int:
+    """To the next Newton step, unless the last one was one too many."""
+    if clock.steps > max_steps:
         return _finish(clock, MAX_STEPS, clock.length)
     return _tighten(clock)
 
@@ -398,5 +416,6 @@ def _cut(clock: Any) -> int:
 
 LAW = (
     begin, advance, _within, _is_last, _finish, _raced, _can_race, _tighten, _newton_inner, _curve, _slide, _shorten, _slid,
-    _newton_at_least, _newton, _is_settled, _measured, _tried, _rested, _stay, _staged, _step_factor, _landed, _cut,
+    _newton_at_least, _newton, _is_idle, _is_settled, _measured, _tried, _rested, _looked, _go_on, _stay, _staged, _step_factor,
+    _landed, _cut,
 )  # fmt: skip

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import math
 
-from flowpool.core.constants import LOOSE
+from flowpool.core.constants import FURTHER, LOOSE
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, add, fma, load, multiply, splat, store, subtract, total
 from flowpool.kernels.machine.linear import add_combinations, padded, row_products
 from flowpool.kernels.machine.rows import stay_apart
-from flowpool.kernels.machine.vectors import copy, fill
+from flowpool.kernels.machine.vectors import combine, copy, fill, inner_product
 from flowpool.kernels.self_sinkhorn import solve_self_transport
 from flowpool.kernels.sinkhorn import solve_transport
 
 
 @kernel
 def carry_potentials(graph):  # type: ignore[no-untyped-def]
-    """Potentials for ``there.points`` from those of ``here``: f to first order, ``f_i += sum_j P_ij (C_ij' - C_ij) / a_i``.
+    """Potentials for ``there.points`` from those of ``here``: ``f_i += sum_j P_ij (C_ij' - C_ij) / a_i``.
 
-    A point that moves by 4 R in one step would otherwise leave its potential 30 epsilon behind.
+    A point that moves by 4 R in one step would otherwise leave its potential 30 epsilon behind. What the last move has shown
+    beyond that, of both potentials, is added in proportion to how far this one goes along it.
     """
     stay_apart()
-    here, there, count = graph.here, graph.there, graph.count
+    here, there, count, numbers = graph.here, graph.there, graph.count, graph.count * padded(graph.dimension)
+    square = inner_product(graph.moved, graph.moved, numbers)
+    along = inner_product(there.points, graph.moved, numbers) - inner_product(here.points, graph.moved, numbers)
+    share = min(max(along / square, -FURTHER), FURTHER) if 0.0 < square < math.inf else 0.0
+    combine(there.points, -1.0, here.points, graph.moved, numbers)
     copy(here.potential, there.potential, padded(count))
-    copy(here.self_potential, there.self_potential, padded(count))
     for i in range(count):
         squares = splat(0.0)
         inner = splat(0.0)
@@ -38,6 +42,21 @@ def carry_potentials(graph):  # type: ignore[no-untyped-def]
             inner = fma(move, load(here.pulled, i, c), inner)
         change = here.rows[0, i] * total(squares) - 2.0 * total(inner)
         there.potential[0, i] += change / graph.point_masses[0, i]
+    copy(there.potential, graph.carried, padded(count))
+    combine(there.potential, share, graph.drift, there.potential, padded(count))
+    combine(here.self_potential, share, graph.self_drift, there.self_potential, padded(count))
+
+
+@kernel
+def note_drift(graph, solved):  # type: ignore[no-untyped-def]
+    """Notes what the potentials of ``there`` did beyond what :func:`carry_potentials` had expected to first order."""
+    stay_apart()
+    here, there, short = graph.here, graph.there, padded(graph.count)
+    combine(there.potential, -1.0, graph.carried, graph.drift, short)
+    combine(there.self_potential, -1.0, here.self_potential, graph.self_drift, short)
+    if not solved:
+        fill(graph.drift, 0.0, short)
+        fill(graph.self_drift, 0.0, short)
 
 
 @kernel

@@ -11,8 +11,8 @@ import math
 
 from flowpool.core import law
 from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH
-from flowpool.core.law import DISTANCE, LAND, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
-from flowpool.kernels.divergence import carry_potentials
+from flowpool.core.law import DISTANCE, LAND, LOOK, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
+from flowpool.kernels.divergence import carry_potentials, note_drift
 from flowpool.kernels.hessian import shifted_factor
 from flowpool.kernels.machine.jit import kernel, shared
 from flowpool.kernels.machine.lanes import WIDTH, load, multiply, splat, store
@@ -101,12 +101,17 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
     stay_apart()
     here, there = graph.here, graph.there
     numbers = graph.count * padded(graph.dimension)
+    if needs_evaluation(request) and request not in (START, TIGHTEN):
+        note_drift(graph, clock.error < math.inf)
     if request <= TIGHTEN:
         move_to(there, here, graph)
         clock.size = norm(here.gradient, numbers)
         clock.extent = extent(graph, numbers)
         if request == START:
             fill(graph.velocity, 0.0, numbers)
+            fill(graph.moved, 0.0, numbers)
+            fill(graph.drift, 0.0, padded(graph.count))
+            fill(graph.self_drift, 0.0, padded(graph.count))
         if request != TIGHTEN:
             fill_velocity(graph, graph.solution)
             clock.speed = norm(graph.solution, numbers)
@@ -134,7 +139,7 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
         copy(there.gradient, graph.right, numbers)
         solve_newton(graph, epsilon, ROUGH, math.inf, False, True)
         measure_newton(clock, graph, there.gradient, numbers)
-        # Factors with hardly a shift show flat directions best.
+    elif request == LOOK:
         if shifted_factor(graph, LEAST_SHIFT, graph.slide_factor, graph.slide_pivots):
             clock.flattest = min(clock.flattest, flattest_pivot(graph, graph.slide_pivots, LEAST_SHIFT))
         else:

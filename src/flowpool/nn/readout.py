@@ -305,6 +305,6 @@ def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tens
     converged = (status == Status.OK.value) | empty
     device = clouds.nodes.device
     return Report(
-        status.to(torch.int8), converged, residual, torch.ones_like(clouds.sizes), BackwardReport(device),
+        status.to(torch.int8), converged, torch.zeros_like(empty), residual, torch.ones_like(clouds.sizes), BackwardReport(device),
         f"{'compiled' if step.compiled else 'torch'} engine on {device}",
     )  # fmt: skip

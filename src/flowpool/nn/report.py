@@ -21,7 +21,8 @@ class Report:
 
     Attributes:
         status: :class:`flowpool.Status` codes, ``(B,)`` int8.
-        converged: stationary to the tolerance, or empty, ``(B,)`` bool.
+        converged: stationary to the tolerance, or settled, or empty, ``(B,)`` bool.
+        settled: ended in a valley, where a Newton step longer than the tolerance would gain next to nothing, ``(B,)`` bool.
         residual: length of the Newton step left, relative to the graph's scale, ``(B,)``; of a single step, the largest
             relative error of the shares that the points received.
         steps: ``(B,)``.
@@ -31,6 +32,7 @@ class Report:
 
     status: Tensor
     converged: Tensor
+    settled: Tensor
     residual: Tensor
     steps: Tensor
     backward: BackwardReport
@@ -40,7 +42,10 @@ class Report:
     def of(pooled: Pooled) -> Report:
         """The report of a call of :func:`flowpool.flow_pool`, where the points were found."""
         found = pooled.host
-        return Report(found.status, found.converged, found.residual.detach(), found.steps, found.backward, found.where)
+        residual = found.residual.detach()
+        return Report(
+            found.status, found.converged, found.settled, residual, found.steps, found.backward, found.where
+        )
 
     def on(self, device: torch.device) -> Report:
         """The same on a device."""
@@ -50,6 +55,7 @@ class Report:
             self,
             status=self.status.to(device),
             converged=self.converged.to(device),
+            settled=self.settled.to(device),
             residual=readable(self.residual, device),
             steps=self.steps.to(device),
             backward=self.backward.on(device),
@@ -63,6 +69,8 @@ class Report:
         counts = ", ".join(f"{len(found)} {status.name}" for status in Status if (found := self.graphs(status)))
         if not counts:
             return "no graphs"
+        if bool(self.settled.any()):
+            counts += f" ({int(self.settled.sum())} settled in a valley)"
         worst = float(self.residual.nan_to_num(0.0).max())
         summary = f"{self.status.numel()} graphs: {counts}; at most {int(self.steps.max())} steps, residual {worst:.1e}"
         return f"{summary}; {self.where}"

@@ -35,17 +35,30 @@ def factorise(matrix, size, inverse):  # type: ignore[no-untyped-def]
             if not pivot > 0.0:  # also for NaN
                 return False
             inverse[0, k] = 1.0 / pivot
-        # Four rows at a time, so that an entry of the rest is loaded and stored once for four products.
-        for i in range(last, size):
+        # Four rows are taken from two others at a time, so that an entry is loaded and stored once for several products.
+        for i in range(last, size, 2):
+            k = min(i + 1, size - 1)  # at the rim the last row is taken twice: the second time writes what the first did
             factor0 = splat(-matrix[first, i] * inverse[0, first])
             factor1 = splat(-matrix[first + 1, i] * inverse[0, first + 1])
             factor2 = splat(-matrix[first + 2, i] * inverse[0, first + 2])
             factor3 = splat(-matrix[first + 3, i] * inverse[0, first + 3])
+            other0 = splat(-matrix[first, k] * inverse[0, first])
+            other1 = splat(-matrix[first + 1, k] * inverse[0, first + 1])
+            other2 = splat(-matrix[first + 2, k] * inverse[0, first + 2])
+            other3 = splat(-matrix[first + 3, k] * inverse[0, first + 3])
             for j in range(i // WIDTH * WIDTH, end, WIDTH):
-                value = fma(factor0, load(matrix, first, j), load(matrix, i, j))
-                value = fma(factor1, load(matrix, first + 1, j), value)
-                value = fma(factor2, load(matrix, first + 2, j), value)
-                store(matrix, i, j, fma(factor3, load(matrix, first + 3, j), value))
+                row = load(matrix, first, j)
+                value = fma(factor0, row, load(matrix, i, j))
+                other = fma(other0, row, load(matrix, k, j))
+                row = load(matrix, first + 1, j)
+                value = fma(factor1, row, value)
+                other = fma(other1, row, other)
+                row = load(matrix, first + 2, j)
+                value = fma(factor2, row, value)
+                other = fma(other2, row, other)
+                row = load(matrix, first + 3, j)
+                store(matrix, i, j, fma(factor3, row, value))
+                store(matrix, k, j, fma(other3, row, other))
     # Substitution works on whole lanes and relies on zeros to the left of the diagonal.
     for k in range(size):
         for j in range(k // WIDTH * WIDTH, k):

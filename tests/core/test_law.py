@@ -47,7 +47,21 @@ from flowpool.core.law import (
     begin,
 )
 
-NAMES = ["START", "RACE", "TIGHTEN", "CURVE", "SLIDE", "NEWTON", "TRY", "REST", "STAGE", "LAND", "DISTANCE", "LOOK", "FINISHED"]
+NAMES = [
+    "START",
+    "RACE",
+    "TIGHTEN",
+    "CURVE",
+    "SLIDE",
+    "NEWTON",
+    "TRY",
+    "REST",
+    "STAGE",
+    "LAND",
+    "DISTANCE",
+    "LOOK",
+    "FINISHED",
+]
 
 
 class Flow:

@@ -21,7 +21,21 @@ from flowpool.core import law
 from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR, TIGHTEST
 from flowpool.core.divergence import Energy, Evaluation, Scales
 from flowpool.core.hessian import Curvature, curvature, hessian_product
-from flowpool.core.law import CURVE, DISTANCE, FINISHED, LAND, LOOK, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
+from flowpool.core.law import (
+    CURVE,
+    DISTANCE,
+    FINISHED,
+    LAND,
+    LOOK,
+    NEWTON,
+    RACE,
+    REST,
+    SLIDE,
+    STAGE,
+    START,
+    TIGHTEN,
+    TRY,
+)
 from flowpool.core.records import Record, blank, mix, put, sent, take
 from flowpool.core.systems import System, shifted_model
 from flowpool.core.updates import UpdateStep, checked

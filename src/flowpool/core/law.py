@@ -301,7 +301,7 @@ def _is_idle(clock: Any, num_points: int, tolerance: float) -> bool:
 
 def _is_settled(clock: Any, num_points: int, tolerance: float) -> bool:
     """The same, and the minimiser is not isolated."""
-    return clock.flattest <= SINGULAR and _is_idle(clock, num_points, tolerance)  # type: ignore[no-any-return]
+    return clock.flattest <= SINGULAR and _is_idle(clock, num_points, tolerance)
 
 
 def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_steps: int) -> int:

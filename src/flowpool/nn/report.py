@@ -43,9 +43,7 @@ class Report:
         """The report of a call of :func:`flowpool.flow_pool`, where the points were found."""
         found = pooled.host
         residual = found.residual.detach()
-        return Report(
-            found.status, found.converged, found.settled, residual, found.steps, found.backward, found.where
-        )
+        return Report(found.status, found.converged, found.settled, residual, found.steps, found.backward, found.where)
 
     def on(self, device: torch.device) -> Report:
         """The same on a device."""

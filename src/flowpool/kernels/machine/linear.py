@@ -37,7 +37,9 @@ def factorise(matrix, size, inverse):  # type: ignore[no-untyped-def]
             inverse[0, k] = 1.0 / pivot
         # Four rows are taken from two others at a time, so that an entry is loaded and stored once for several products.
         for i in range(last, size, 2):
-            k = min(i + 1, size - 1)  # at the rim the last row is taken twice: the second time writes what the first did
+            k = min(
+                i + 1, size - 1
+            )  # at the rim the last row is taken twice: the second time writes what the first did
             factor0 = splat(-matrix[first, i] * inverse[0, first])
             factor1 = splat(-matrix[first + 1, i] * inverse[0, first + 1])
             factor2 = splat(-matrix[first + 2, i] * inverse[0, first + 2])

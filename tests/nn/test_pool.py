@@ -385,6 +385,21 @@ def test_gradients_equal_finite_differences(size: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
+def test_the_report_says_which_graphs_settled_in_a_valley() -> None:
+    """Three distinct nodes leave the places of eight points open; forty nodes do not."""
+    generator = torch.Generator().manual_seed(0)
+    few, many = torch.randn(3, 4, generator=generator), torch.randn(40, 4, generator=generator)
+    x, index = torch.cat([few, few, many]), torch.tensor([0] * 3 + [1] * 3 + [2] * 40)
+    pool = FlowPool(4, 8)
+    pooled = pool.pooled(x, index)
+    pool(x, index)
+    settled = (pooled.status == Status.SINGULAR.value) & (pooled.residual > 1e-5)
+    assert settled.tolist() == [True, True, False]
+    assert torch.equal(pooled.settled, settled) and torch.equal(pool.report.settled, settled)
+    assert bool(pool.report.converged.all()) and "2 SINGULAR (2 settled in a valley)" in str(pool.report)
+    assert not bool(FlowPool(4, 8, tolerance=1.0).pooled(x, index).settled.any())
+
+
 def test_empty_graphs_and_twin_nodes_have_finite_gradients(layer: FlowPool) -> None:
     x = features()[[0, 0, 1, 1, 2, 3, 4, 4, 4, 4, 4, 4]].requires_grad_()
     layer(x, 2 * INDEX, dim_size=6).square().sum().backward()

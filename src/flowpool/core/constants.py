@@ -41,10 +41,7 @@ RIDGE = 1e-12  # lambda of section 8.2, in units of the square of the scale: no 
 TIGHTEST = 1e-13  # at the end
 LOOSEST_RACE, LOOSEST = 1e-3, 1e-6  # while the points race in; later
 FIRST_INNER = 1e-12  # at X^(0), where potentials are found from nothing
-
-FURTHER = (
-    5.0  # how many times as far as the last move what it has shown of the potentials is trusted; steps grow no faster
-)
+FURTHER = 5.0  # how far beyond the last move what it has shown of the potentials is trusted; steps grow no faster
 
 # Precision of iterative solutions. An implicit step keeps its order with any matrix, and most first tries of a Newton step
 # are refused; neither they nor a length need more than one digit.

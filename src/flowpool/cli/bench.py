@@ -90,11 +90,11 @@ def _trained_table(rows: list[TrainedRow]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("trained features")
     table.add_column("method")
-    heads = ("threads", "median ms", "worst ms", "/ GMT", "median / GMT", "epoch s", "stationary", "singular")
-    for head in (*heads, "slow graphs", "their steps"):
+    heads = ("threads", "median ms", "worst ms", "/ GMT", "median / GMT", "epoch s", "stationary")
+    for head in (*heads, "singular", "settled", "slow graphs", "their steps"):
         table.add_column(head, justify="right")
     for row in rows:
-        shares = (row.stationary, row.singular, row.slow, row.slow_steps)
+        shares = (row.stationary, row.singular, row.settled, row.slow, row.slow_steps)
         table.add_row(
             row.case,
             row.method,

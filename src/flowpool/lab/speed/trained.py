@@ -61,6 +61,7 @@ class TrainedRow:
     epoch: float  # seconds of one epoch of training with this pool, network and optimiser included
     stationary: float | None = None  # share of graphs
     singular: float | None = None  # share of graphs whose minimiser is not isolated
+    settled: float | None = None  # share of graphs that ended in a valley, with a residual above the tolerance
     slow: float | None = None  # share of graphs with more than SLOW steps
     slow_steps: float | None = None  # their share of all steps
 
@@ -220,12 +221,13 @@ def _in_turns(
     return best
 
 
-def _report(pool: FlowPool, features: list[Tensor], parts: list[GraphBatch]) -> tuple[float, float, float, float]:
-    """Shares: stationary, singular, slow, and steps of the slow."""
-    status, steps = [], []
+def _report(pool: FlowPool, features: list[Tensor], parts: list[GraphBatch]) -> tuple[float, ...]:
+    """Shares: stationary, singular, settled, slow, and steps of the slow."""
+    status, settled, steps = [], [], []
     for nodes, part in zip(features, parts, strict=True):
         pooled = flow_pool(nodes, part.batch, reference=pool.reference, dim_size=len(part.y))
         status.append(pooled.status)
+        settled.append(pooled.settled)
         steps.append(pooled.steps)
     codes, counts = torch.cat(status), torch.cat(steps).double()
     stationary = (codes == Status.OK.value) | (codes == Status.SINGULAR.value)
@@ -233,6 +235,7 @@ def _report(pool: FlowPool, features: list[Tensor], parts: list[GraphBatch]) -> 
     return (
         float(stationary.double().mean()),
         float((codes == Status.SINGULAR.value).double().mean()),
+        float(torch.cat(settled).double().mean()),
         float(slow.double().mean()),
         float(counts[slow].sum() / counts.sum()),
     )

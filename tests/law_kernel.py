@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-import flowpool.kernels.flow  # noqa: F401 - makes kernels of the law's functions
+import flowpool.kernels.solve  # noqa: F401 - makes kernels of the law's functions, before anyone replaces them
 from flowpool.core.law import CLOCK, advance
 from flowpool.kernels.machine.jit import entry
 

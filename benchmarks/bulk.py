@@ -130,16 +130,17 @@ def kill(source: Path, folder: Path, count: int, parts: int, expected: str, mome
         time.sleep(0.02)
     started = processes(driver)
     workers = [process for process in started if "MapWorker" in " ".join(_line(process))]
-    for process in workers[:1] if victim == "worker of Ray" else started[:1]:
+    there = len(list(target.glob("part-*.parquet")))
+    victims = (workers if victim == "worker of Ray" else started)[:1]
+    for process in victims:
         process.send_signal(signal.SIGKILL)
     code = driver.wait()
-    there = len(list(target.glob("part-*.parquet")))
     if victim != "worker of Ray":  # what the driver of a cluster on this machine leaves behind ends by itself
         psutil.wait_procs(started, timeout=60)
         code = command(source, target, ray).wait()
     same = digest(target) == expected and is_whole(target, count)
     verdict = "the same bits, every graph once" if same else "ANOTHER TABLE"
-    print(f"{victim} killed at {there} of {parts} parts: then exit code {code}, {verdict}", flush=True)
+    print(f"{len(victims)} {victim} killed at {there} of {parts} parts: then exit code {code}, {verdict}", flush=True)
 
 
 def _line(process: psutil.Process) -> list[str]:

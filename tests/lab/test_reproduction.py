@@ -55,9 +55,11 @@ def test_the_table_has_every_cell_that_was_run(tmp_path: Path, monkeypatch: pyte
     assert len(lines) == 2 + 3
     error = f"{0.5 * math.sqrt(10 / 9) * math.sqrt(1 / 10 + 1 / 9):.2f}"
     flow, sort = f"82.98 ± 0.50 ({error})", f"73.80 ± 0.50 ({error})"
-    assert lines[2].startswith(f"| mass | normalised | none | default | {flow} | {sort} | 80.50 ± 0.50 ({error}) |")
+    assert lines[2].startswith(
+        f"| mass: size leaks | normalised | none | default | {flow} | {sort} | 80.50 ± 0.50 ({error}) |"
+    )
     assert lines[2].endswith("| +9.18 (0.00) | 10 | yes |")
     alone, beside = "absolute 0.01, a reference per fold", "| +9.18 (0.00) | 10 | yes |"
     assert lines[3] == f"| none | normalised | none | {alone} | {flow} |  |  |  |  | 10 |  |"  # whose sort was not run
-    assert lines[4] == f"| mass | normalised | none | {alone} | {flow} | {sort} |  |  {beside}"
+    assert lines[4] == f"| mass: size leaks | normalised | none | {alone} | {flow} | {sort} |  |  {beside}"
     assert list(run_cell(grid[1], [3], tmp_path, 1)) == []  # it goes on where it was

@@ -138,7 +138,7 @@ def _line(cell: Cell, results: list[Result], failures: list[Failure]) -> str:
     references = "a reference per fold" if settings.reference_seed is None else "one reference"
     written = "default" if settings.relative else f"absolute {settings.epsilon:g}, {references}"
     columns = [
-        shape.padding,
+        "mass: size leaks" if shape.padding == "mass" else shape.padding,
         str(cell.configuration.propagation),
         shape.norm,
         written,

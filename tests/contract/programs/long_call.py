@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -11,6 +12,8 @@ from flowpool import flow_pool, references
 
 
 def main() -> None:
+    # A shell hands its background jobs an interrupt that is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     engine, num_nodes = sys.argv[1], int(sys.argv[2])
     x = torch.randn(num_nodes, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     reference = references.normal(64, 32).double()

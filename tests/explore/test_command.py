@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from flowpool.cli.app import app
 
-COMMAND = [sys.executable, "-c", "from flowpool.cli.app import app; app()", "explore"]
+# A shell hands its background jobs an interrupt that is ignored.
+START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{START}; from flowpool.cli.app import app; app()", "explore"]
 
 
 @contextmanager

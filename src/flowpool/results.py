@@ -69,8 +69,9 @@ class Pooled:
 
     @property
     def settled(self) -> Tensor:
-        """Ended in a valley: SINGULAR, with a Newton step left that is longer than the tolerance, but would lower the
-        divergence by at most ``0.1 tolerance^2 R^2``, ``(B,)`` bool.
+        """Ended in a valley, ``(B,)`` bool: SINGULAR, with a Newton step left that is longer than the tolerance, but would lower
+        the quadratic model of the divergence by at most ``0.1 tolerance^2 R^2``. Where points merge the divergence is flatter than
+        its model, and a few times as much may be left.
         """
         return (self.status == Status.SINGULAR.value) & (self.residual > self.tolerance)
 

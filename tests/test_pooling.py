@@ -80,12 +80,16 @@ def test_parameters_of_a_cost_get_exact_gradients(rank):
 
 
 def paper_gradients(points, nodes, epsilon, cost, cotangent, ridge):
-    """v^T J in nodes and parameters for (A + lambda I) J = B, with every matrix of section 8.2 formed."""
+    """v^T J in nodes and parameters for (A + lambda I) J = B, with every matrix of section 8.2 formed.
+
+    Without lambda and where A is singular J is the solution of least norm.
+    """
     energy = make_energy(points, nodes, epsilon, cost=cost)
     here = energy.evaluate(points, None, 1e-13)
     hessian, leaf = dense_hessian(energy, here)[0], nodes.clone().requires_grad_()
     normal = hessian @ hessian + ridge * torch.eye(len(hessian), dtype=torch.float64)
-    way = torch.linalg.solve(normal, hessian @ cotangent.flatten()).view_as(points)
+    inverse = torch.linalg.pinv(normal, rtol=1e-12, hermitian=True)
+    way = (inverse @ (hessian @ cotangent.flatten())).view_as(points)
     mixed = make_energy(points, leaf, epsilon, cost=cost).gradient(points, here)
     return torch.autograd.grad(mixed, [leaf, *cost.parameters()], -way)
 

@@ -409,8 +409,11 @@ class TestRay:
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:1"])
-def test_a_cluster_that_cannot_be_reached_is_told_in_one_line(folder: Path, address: str) -> None:
+def test_a_cluster_that_cannot_be_reached_is_told_in_one_line(
+    folder: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # what auto means, though this machine may run a cluster
     result = run("in", "out", "--on", "ray", "--address", address)
     assert result.exit_code == 1
     assert f"No Ray cluster was reached at {address}" in result.stderr

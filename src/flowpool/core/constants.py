@@ -36,6 +36,7 @@ FLAT = 1e-4
 SINGULAR = FLAT  # curvature up to which a minimiser is said not to be isolated
 LEAST_SHIFT = 1e-6  # that keeps a factor of the Hessian definite and shows flat directions by small pivots
 RIDGE = 1e-12  # lambda of section 8.2, in units of the square of the scale: no isolated minimiser feels it
+LEAST_RIDGE = 1e-16  # and at least this much, or conjugate gradients would follow rounding where H is singular
 
 # Marginal errors of the inner problems: they follow the gradient, or they would freeze the flow.
 TIGHTEST = 1e-13  # at the end

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowpool.core.constants import ADJOINT, FLAT, LEAST_SHIFT, MET, MOST_CG, PRECISE, ROUGH, SINGULAR
+from flowpool.core.constants import ADJOINT, FLAT, LEAST_RIDGE, LEAST_SHIFT, MET, MOST_CG, PRECISE, ROUGH, SINGULAR
 from flowpool.core.hessian import Curvature
 
 Product = Callable[[Tensor], Tensor]
@@ -221,7 +221,7 @@ class System(NamedTuple):
         """
         curvature, unit = self.curvature, self.curvature.unit
         squares = cotangent.new_ones(()) if weights is None else weights.square()
-        penalty = (ridge * unit.mean(-1).square())[:, None, None] / squares
+        penalty = (ridge.clamp_min(LEAST_RIDGE) * unit.mean(-1).square())[:, None, None] / squares
         shift = ridge.sqrt().clamp_min(LEAST_SHIFT)
         model = shifted_model(curvature, shift)
         for _ in range(12):  # H may be indefinite where the flow was cut off; any definite model will do

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flowpool.core.constants import DAMPING, FLAT, LOOSE, MAX_ITERATIONS, RIDGE, ROUNDING, SINGULAR, STAGE
+from flowpool.core.constants import DAMPING, LEAST_RIDGE, LOOSE, MAX_ITERATIONS, ROUNDING, SINGULAR, STAGE
 from flowpool.core.law import CLOCK, CURVE, FINISHED, advance, begin
 from flowpool.kernels.cloud import fill_moment_columns
 from flowpool.kernels.divergence import fill_gradient
@@ -495,7 +495,7 @@ def solve_system(hessian: Array, right: Array, ridge: float, count: int) -> tupl
     if not np.isfinite(hessian).all():
         return np.full_like(right, np.nan), math.nan, True
     unit = 2.0 / count
-    penalty = max(ridge, RIDGE * FLAT) * unit**2
+    penalty = max(ridge, LEAST_RIDGE) * unit**2
     values, vectors = np.linalg.eigh(hessian)
     solution = vectors @ (values / (values**2 + penalty) * (vectors.T @ right))
     image = hessian @ right

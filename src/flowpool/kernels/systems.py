@@ -13,7 +13,18 @@ from __future__ import annotations
 
 import math
 
-from flowpool.core.constants import ADJOINT, FLAT, LEAST_SHIFT, MET, MOST_CG, OUTSIDE, PRECISE, ROUGH, SINGULAR
+from flowpool.core.constants import (
+    ADJOINT,
+    FLAT,
+    LEAST_RIDGE,
+    LEAST_SHIFT,
+    MET,
+    MOST_CG,
+    OUTSIDE,
+    PRECISE,
+    ROUGH,
+    SINGULAR,
+)
 from flowpool.kernels.hessian import shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store
@@ -235,7 +246,7 @@ def solve_adjoint(graph, epsilon, ridge, outside):  # type: ignore[no-untyped-de
     """
     stay_apart()
     factor, pivots, numbers = graph.newton_factor, graph.newton_pivots, graph.count * padded(graph.dimension)
-    penalty = ridge * (2.0 / graph.count) ** 2
+    penalty = max(ridge, LEAST_RIDGE) * (2.0 / graph.count) ** 2
     shift = max(LEAST_SHIFT, math.sqrt(ridge))
     # H may be indefinite where the flow was cut off; any definite model will do.
     while not (shifted_factor(graph, shift, factor, pivots) and factorise_others(graph, shift)):
@@ -288,7 +299,7 @@ def solve_outside(graph, ridge, rows, spare, length):  # type: ignore[no-untyped
     """
     stay_apart()
     count, plan = graph.count, graph.kept_self_plan
-    penalty = max(ridge, MET * MET) * (2.0 / count) ** 2
+    penalty = max(ridge, LEAST_RIDGE) * (2.0 / count) ** 2
     for i in range(count):
         for c in range(0, length, WIDTH):
             value = splat(0.0)

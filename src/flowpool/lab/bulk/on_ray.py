@@ -78,13 +78,15 @@ def cluster(address: str | None) -> Iterator[None]:
 
 def _check_reachable(address: str | None) -> None:
     """Ray itself would try for minutes."""
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-    if not port.isdecimal():  # "auto", or none
+    # Where no address is given, or "auto", Ray takes that of the environment.
+    place = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else address
+    host, _, port = (place or "").rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
         return
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
-        raise ConnectionError(f"No Ray cluster was reached at {address}: {error}.") from None
+        raise ConnectionError(f"No Ray cluster was reached at {address or place}: {error}.") from None
 
 
 def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:

@@ -77,6 +77,7 @@ def test_it_ends_when_the_newton_step_is_short_and_says_so(tolerance):
 
 def test_what_nothing_decides_is_singular_and_what_leaves_for_infinity_is_not_finite():
     cost = costs.Mahalanobis(2, rank=1).double()
+    torch.nn.init.constant_(cost.weight, 0.7)
     assert algorithm_1(NODES, cost=cost, max_steps=1000, **SETTINGS).status.tolist() == [Status.SINGULAR]
     batch = torch.tensor([0] * 4 + [1] * 4)
     nodes = NODES * torch.tensor([1.0] * 4 + [1e-3] * 4, dtype=torch.float64).unsqueeze(-1)
@@ -146,6 +147,7 @@ def test_an_absolute_step_is_of_the_length_it_says(name):
 def test_what_nothing_moves_has_no_gradient():
     """Where a cost is blind the points stay at an absolute start, which no node can change."""
     cost = costs.Mahalanobis(2, rank=1).double()
+    torch.nn.init.constant_(cost.weight, 0.7)
     blind = torch.stack([-cost.weight.detach()[0, 1], cost.weight.detach()[0, 0]])
     leaf = NODES.clone().requires_grad_()
     pooled = flow_pool(leaf, reference=START, cost=cost, epsilon=0.7, relative=False, on_failure="ignore")

@@ -138,9 +138,11 @@ def test_an_asymmetric_cost_is_refused_where_points_meet_points():
 CORNERS = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 2).repeat(3, 1)
 LINE = torch.tensor([[x + shift, 0.0, 0.0] for x in (0, 1) for shift in (0, 0.01, 0.02)], dtype=torch.float64)
 CUBE = torch.tensor([[-1.0, 0.5, 0.2], [0.1, -1.0, 0.6], [0.4, 0.3, -1.0], [1.0, 0.8, 0.5]], dtype=torch.float64)
+LOW_RANK = costs.Mahalanobis(2, rank=1)
+torch.nn.init.constant_(LOW_RANK.weight, 0.7)
 CAUSES = {
     "cosine": ({"cost": "cosine"}, r"Cosine\(\) is blind in some directions"),
-    "low rank": ({"cost": costs.Mahalanobis(2, rank=1)}, "is blind in some directions"),
+    "low rank": ({"cost": LOW_RANK}, "is blind in some directions"),
     "few nodes": (
         {"nodes": NODES[:2].repeat(3, 1), "reference": NODES[:4]},
         "There are 4 points, but 2 distinct nodes",

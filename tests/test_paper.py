@@ -1,5 +1,7 @@
 """Algorithm 1 to the letter."""
 
+import math
+
 import pytest
 import torch
 from helpers import central_difference
@@ -75,10 +77,17 @@ def test_it_ends_when_the_newton_step_is_short_and_says_so(tolerance):
     assert cut.status.tolist() == [Status.MAX_STEPS] and float(cut.residual) > tolerance
 
 
-def test_what_nothing_decides_is_singular_and_what_leaves_for_infinity_is_not_finite():
+@pytest.mark.parametrize("angle", [0.0, 0.01, 0.1, 0.7, 1.5, 1.57, 2.0, 3.1])
+def test_what_nothing_decides_is_singular(angle):
     cost = costs.Mahalanobis(2, rank=1).double()
-    torch.nn.init.constant_(cost.weight, 0.7)
+    with torch.no_grad():
+        cost.weight.copy_(torch.tensor([[math.cos(angle), math.sin(angle)]]))
     assert algorithm_1(NODES, cost=cost, max_steps=1000, **SETTINGS).status.tolist() == [Status.SINGULAR]
+    settings = {"epsilon": SETTINGS["epsilon"], "relative": False, "on_failure": "ignore"}
+    assert flow_pool(NODES, reference=START, cost=cost, **settings).status.tolist() == [Status.SINGULAR]
+
+
+def test_what_leaves_for_infinity_is_not_finite():
     batch = torch.tensor([0] * 4 + [1] * 4)
     nodes = NODES * torch.tensor([1.0] * 4 + [1e-3] * 4, dtype=torch.float64).unsqueeze(-1)
 

@@ -386,3 +386,18 @@ def test_a_saddle_is_no_end(engine, graph):
     pooled = flow_pool(nodes[batch == graph], reference=reference, epsilon=1.0, tolerance=1e-8, engine=engine)
     assert int(pooled.status[0]) in FINE
     assert float(pooled.residual) <= 1e-8
+
+
+@pytest.mark.parametrize("engine", ["torch", "compiled"])
+def test_a_flow_that_starts_where_it_would_end_stays_there(engine):
+    """With many points and a tiny epsilon the first transport of the kernels ended with a point in the wrong place."""
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        nodes = torch.randn(30, 19, generator=generator, dtype=torch.float64)
+        nodes = nodes - nodes.mean(0)
+        nodes = nodes / nodes.square().sum(1).mean().sqrt()
+        start = torch.randn(31, 19, generator=generator, dtype=torch.float64)
+        ended = flow_pool(nodes, reference=start, epsilon=8e-5, gradient="none", engine="compiled")
+        options = {"relative": False, "epsilon": 8e-5, "max_steps": 1, "gradient": "none", "on_failure": "ignore"}
+        again = flow_pool(nodes, reference=ended.points[0], engine=engine, **options)
+        assert float((again.points - ended.points).abs().max()) <= 1e-5

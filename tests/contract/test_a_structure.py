@@ -306,7 +306,7 @@ def test_row_10_node_order_changes_rounding_only(pool: Pool, drawn: tuple[Tensor
 
 
 @given(batches(), st.randoms(use_true_random=False))
-def test_row_10_company_and_graph_order_change_no_bit(
+def test_row_10_company_and_graph_order_change_nothing(
     pool: Pool, drawn: tuple[Tensor, list[int]], random: object
 ) -> None:
     x, sizes = drawn
@@ -318,21 +318,22 @@ def test_row_10_company_and_graph_order_change_no_bit(
     gradients = gradient.split(sizes)
     for graph, part in enumerate(parts):
         alone = pool(part).points
-        assert torch.equal(alone[0], together[graph])
+        assert pool.same(alone[0], together[graph])
         (own,) = torch.autograd.grad((seed[graph] * alone[0]).sum(), part)
-        assert torch.equal(own, gradients[graph])
+        assert pool.same(own, gradients[graph])
     order = list(range(len(sizes)))
     random.shuffle(order)  # type: ignore[attr-defined]
     swapped = torch.cat([parts[g] for g in order]).detach().requires_grad_()
     points = pool(swapped, index_of([sizes[g] for g in order])).points
-    assert torch.equal(points, together[order])
+    assert pool.same(points, together[order])
     (back,) = torch.autograd.grad((seed[order] * points).sum(), swapped)
-    assert torch.equal(back, torch.cat([gradients[g] for g in order]))
+    assert pool.same(back, torch.cat([gradients[g] for g in order]))
 
 
+@pytest.mark.parametrize("num_points", [4, 5])
 @pytest.mark.parametrize("sizes", [[5, 60, 300], [17, 16, 15, 33]])
-def test_row_10_graphs_of_very_different_size_do_not_meet(pool: Pool, sizes: list[int]) -> None:
+def test_row_10_graphs_of_very_different_size_do_not_meet(pool: Pool, sizes: list[int], num_points: int) -> None:
     x = cloud(sum(sizes), 3, seed=2)
-    together = pool(x, index_of(sizes), num_points=4).points
+    together = pool(x, index_of(sizes), num_points=num_points).points
     for graph, part in enumerate(x.split(sizes)):
-        assert torch.equal(pool(part, num_points=4).points[0], together[graph])
+        assert pool.same(pool(part, num_points=num_points).points[0], together[graph])

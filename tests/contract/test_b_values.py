@@ -125,7 +125,9 @@ def test_row_14_every_epsilon_gives_finite_numbers_and_a_residual(pool: Pool, ep
     assert pooled.residual.isfinite().all()
     for status, residual in zip(pooled.status.tolist(), pooled.residual.tolist(), strict=True):
         assert status in (Status.OK, Status.SINGULAR, Status.MAX_STEPS)
-        assert (residual <= 1e-5) == (status != Status.MAX_STEPS)
+        assert residual > 1e-5 or status != Status.MAX_STEPS
+        # SINGULAR with more to go has ended in a valley (row 9), which the divergence becomes as epsilon grows.
+        assert residual <= 1e-5 or status == Status.MAX_STEPS or (status == Status.SINGULAR and epsilon >= 1e2)
     (gradient,) = torch.autograd.grad(pooled.points.sum(), x)
     assert gradient.isfinite().all()
     # The centre of X* is the centre of Y, whatever epsilon is: so is the sum of the gradient.

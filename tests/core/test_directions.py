@@ -1,5 +1,6 @@
 import torch
 
+from flowpool.core.constants import MOST_LEADING
 from flowpool.core.directions import leading_directions
 
 MASSES = torch.full((2, 9), 1 / 9, dtype=torch.float64)
@@ -16,7 +17,7 @@ def centred_nodes(rank, dim=12, decay=1.0):
 
 def test_a_small_hull_is_spanned_by_orthonormal_rows():
     nodes, basis = centred_nodes(3)
-    found, spanned = leading_directions(nodes, MASSES, LEVELS, num_points=8)
+    found, spanned = leading_directions(nodes, MASSES, LEVELS, num_points=MOST_LEADING // 8)
     assert spanned.all()
     inner = found @ found.transpose(-1, -2)
     assert torch.allclose(inner, torch.diag_embed(torch.tensor([1.0] * 3 + [0.0] * 5).double()).expand_as(inner))
@@ -25,10 +26,10 @@ def test_a_small_hull_is_spanned_by_orthonormal_rows():
 
 def test_of_a_large_hull_no_more_is_taken_than_leaves_little_variance():
     nodes, _ = centred_nodes(8, decay=0.4)
-    found, spanned = leading_directions(nodes, MASSES, LEVELS, num_points=13)
-    assert found.shape == (2, 64 // 13, 12) and not spanned.any()
+    found, spanned = leading_directions(nodes, MASSES, LEVELS, num_points=MOST_LEADING // 4)
+    assert found.shape == (2, 4, 12) and not spanned.any()
     for levels in (LEVELS, 10 * LEVELS):
-        basis, _ = leading_directions(nodes, MASSES, levels, num_points=13)
+        basis, _ = leading_directions(nodes, MASSES, levels, num_points=MOST_LEADING // 4)
         for cloud_nodes, rows, level in zip(nodes, basis, levels, strict=True):
             taken = int((rows.norm(dim=-1) > 0).sum())
             left = [(cloud_nodes - cloud_nodes @ rows[:k].T @ rows[:k]).square().sum(-1).mean() for k in range(5)]

@@ -11,6 +11,7 @@ from helpers import mutag_clouds
 from flowpool import flow_pool
 from flowpool.core import law
 from flowpool.core.constants import (
+    ERROR_RACE,
     FIRST_STEP,
     FLAT,
     GAMMA,
@@ -119,9 +120,26 @@ def test_it_begins_with_explicit_steps_that_double_until_they_would_be_unstable(
     lengths = []
     while flow.then(swerve=0.0) == RACE:
         lengths.append(flow.clock.step)
-        assert flow.clock.bend == (0.0 if len(lengths) == 1 else lengths[-1] ** 2 / (2 * lengths[-2]))
-    assert lengths == pytest.approx([FIRST_STEP, 0.2, 0.4, LONGEST_EXPLICIT])
+    assert lengths == pytest.approx([FIRST_STEP, 0.2, 0.4, 0.8, LONGEST_EXPLICIT])
     assert flow.clock.steps == len(lengths)
+    assert flow.clock.step == 2 * LONGEST_EXPLICIT  # an implicit step may be as long as was wished for
+
+
+def test_explicit_steps_are_exact_where_the_map_goes_on_as_it_did():
+    """For ``x' = n - x`` with an n that grows by a constant speed in time."""
+    slope, level = 0.7, 0.3
+
+    def exactly(time):
+        return level + slope * (time - 1) + (2.0 - level + slope) * math.exp(-time)
+
+    flow, time, point, before = Flow(), 0.0, exactly(0.0), 0.0
+    while flow.then(swerve=0.0) == RACE:
+        target = level + slope * time
+        point += flow.clock.stride * (target - point) + flow.clock.bend * (target - before)
+        time, before = time + flow.clock.step, target
+        if flow.clock.steps == 1:  # the first knows of no change
+            point = exactly(time)
+        assert point == pytest.approx(exactly(time), rel=1e-12)
 
 
 def test_a_bent_way_is_taken_in_short_steps_up_to_a_number():
@@ -137,7 +155,7 @@ def test_the_error_of_an_explicit_step_chooses_the_next():
     flow = Flow()
     flow.then()
     flow.then(swerve=0.5, extent=2.0)
-    assert flow.clock.step == pytest.approx(math.sqrt(2 * FIRST_STEP * 0.01 * 2.0 / 0.5))
+    assert flow.clock.step == pytest.approx(math.sqrt(2 * FIRST_STEP * ERROR_RACE * 2.0 / 0.5))
 
 
 def test_steps_of_a_fixed_length_go_on_until_the_flow_crawls():
@@ -263,6 +281,31 @@ def test_a_newton_step_is_accepted_if_the_gradient_falls():
     assert flow.then(reached=0.89) == REST  # nothing is at stake
     flow = jumping()
     assert flow.then(length=1.01 * NEAR * 2) == STAGE  # too far to be sure of the basin
+
+
+def merging(share, stretch=1.0):
+    """A flow that has just found a Newton step with some share of the length of the one before."""
+    flow = jumping()
+    assert flow.then(length=1e-2) == TRY and flow.clock.stretch == 1.0
+    flow.then(reached=0.3)
+    assert flow.then(length=1e-3, error=0.0) == CURVE
+    flow.clock.stretch = stretch
+    assert flow.then() == NEWTON
+    assert flow.then(length=share * 1e-2) == TRY
+    return flow
+
+
+def test_where_points_merge_newton_steps_are_taken_twice():
+    """The gradient of a fourth power: a Newton step leaves two thirds of the way, one of twice the length one third."""
+    for stretch in (1.0, 2.0):
+        assert merging(1 - stretch / 3, stretch).clock.stretch == 2.0
+        assert merging(0.01, stretch).clock.stretch == 1.0
+        assert merging(0.9, stretch).clock.stretch == 1.0
+    flow = merging(2 / 3)
+    assert flow.then(reached=0.11) == TRY and flow.clock.stretch == 1.0  # too far: the plain step
+    assert flow.then(reached=0.10) == REST
+    flow = merging(2 / 3)
+    assert flow.then(reached=0.11) == TRY and flow.then(reached=0.11) == SLIDE
 
 
 def test_it_ends_when_the_newton_step_that_is_left_is_short():
@@ -404,7 +447,7 @@ FOLLOWERS = {
     CURVE: {SLIDE, NEWTON},
     SLIDE: {SLIDE, NEWTON, STAGE},
     NEWTON: {TRY, SLIDE, STAGE, DISTANCE, FINISHED},
-    TRY: {REST, SLIDE, STAGE, DISTANCE},
+    TRY: {TRY, REST, SLIDE, STAGE, DISTANCE},
     REST: {TIGHTEN, CURVE, LOOK, FINISHED},
     LOOK: {TIGHTEN, CURVE, FINISHED},
     STAGE: {LAND, SLIDE, NEWTON},

@@ -174,3 +174,16 @@ def test_a_singular_hessian_gives_the_minimum_norm_and_says_so():
     assert torch.allclose(found.solution, pseudo, atol=1e-3)
     assert torch.allclose(given.product(found.solution), given.product(pseudo), atol=1e-9)
     assert found.damped.all()
+
+
+@pytest.mark.parametrize("flattest", [1e-6, 1e-3, 0.5])
+def test_flat_directions_are_seen_wherever_they_lie(flattest):
+    for seed in range(20):
+        basis = torch.linalg.qr(torch.randn(9, 9, generator=torch.Generator().manual_seed(seed)).double())[0]
+        matrix = basis @ torch.diag(torch.tensor([flattest, *torch.linspace(1, 2, 8)]).double()) @ basis.T
+        unit, yes = torch.ones(1, 3, dtype=torch.float64), torch.tensor([True])
+        found = Curvature(matrix.unsqueeze(0), None, torch.diag_embed(unit), yes, yes, unit)
+        model = shifted_model(found, torch.full((1,), 1e-6, dtype=torch.float64))
+        smallest = float(model.smallest_curvature())
+        assert flattest * (1 - 1e-6) <= smallest <= float(model.smallest_pivot()) + 1e-12
+        assert smallest <= 1.2 * flattest

@@ -21,17 +21,33 @@ GRADIENTS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def outputs(*commands: list[str]) -> list[list[dict[str, Any]]]:
+    """What programs that run at the same time print, each a list of records."""
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch knows no devices written in Python")
-    program = Path(__file__).parent / "programs" / "elsewhere.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=600, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        for command in commands
+    ]
+    try:
+        printed = [program.communicate(timeout=250) for program in started]
+    finally:
+        for program in started:
+            program.kill()
+    for program, (_, said) in zip(started, printed, strict=True):
+        assert program.returncode == 0, said[-4000:]
+    return [[json.loads(line) for line in lines.splitlines()] for lines, _ in printed]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    (lines,) = outputs([str(PROGRAMS / "elsewhere.py")])
     return {line.pop("case"): line for line in lines}
 
 
@@ -76,6 +92,16 @@ def test_trouble_is_told_as_on_the_cpu(found: dict[str, Any]) -> None:
 
 def test_no_double_precision_reaches_a_device_that_has_none(found: dict[str, Any]) -> None:
     assert found["single"]["equal"] and set(found["single"]["single"]) == {"torch.float32"}
+
+
+def test_two_processes_train_there_with_the_bits_of_two_on_the_cpu(tmp_path: Path) -> None:
+    program, meeting = str(PROGRAMS / "elsewhere_processes.py"), str(tmp_path / "meeting")
+    first, second = outputs(*([program, rank, meeting] for rank in ("0", "1")))
+    assert first == second
+    seen = first[0]
+    assert seen["equal"] and seen["gradients"] == 9
+    assert seen["forward"]["asked"] == 0
+    assert seen["backward"] == {"down": 2, "up": 2, "asked": 0}  # once for pooling, once for the sum over processes
 
 
 def test_what_is_on_the_host_stays_itself() -> None:

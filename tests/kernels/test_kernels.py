@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from flowpool.core.constants import FLAT, MOST_LEADING
+from flowpool.core.constants import FLAT, INVERSIONS, MOST_LEADING
 from flowpool.core.directions import leading_directions
 from flowpool.kernels.cloud import make_room, merge_nodes, unfold
 from flowpool.kernels.divergence import evaluate, start_cold
@@ -16,7 +16,7 @@ from flowpool.kernels.flow import move_to
 from flowpool.kernels.hessian import form_hessian, shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import entry
 from flowpool.kernels.machine.lanes import exponential, load, store
-from flowpool.kernels.machine.linear import padded
+from flowpool.kernels.machine.linear import factorise, padded, smallest_eigenvalue, smallest_pivot
 from flowpool.kernels.machine.rows import rows_of
 from flowpool.kernels.memory import open_graph, open_span
 from flowpool.kernels.response import hessian_product, keep_plans
@@ -46,6 +46,35 @@ def test_exponential_keeps_nan_and_survives_minus_infinity() -> None:
     assert np.isnan(result[0, [0, 7]]).all()
     assert (result[0, 1:3] < 1e-300).all()
     assert result[0, 3] == 1.0
+
+
+@entry
+def smallest(matrix, scratch):  # type: ignore[no-untyped-def]
+    """Whether the matrix is positive definite, its smallest pivot and its smallest eigenvalue."""
+    size, inverse, right, solution = len(matrix), rows_of(scratch[:1]), rows_of(scratch[1:2]), rows_of(scratch[2:])
+    definite = factorise(rows_of(matrix), size, inverse)
+    pivot = smallest_pivot(inverse, size)
+    return definite, pivot, smallest_eigenvalue(rows_of(matrix), size, inverse, INVERSIONS, right, solution)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 40])
+@pytest.mark.parametrize("flattest", [1e-6, 1e-3, 0.5])
+def test_smallest_eigenvalue_is_seen_where_pivots_do_not_show_it(size: int, flattest: float) -> None:
+    """In any direction; the others are as large as curvatures are."""
+    rng = np.random.default_rng(size)
+    for _ in range(20):
+        basis = np.linalg.qr(rng.standard_normal((size, size)))[0]
+        values = rng.uniform(1.0, 2.0, size)
+        values[0] = flattest
+        wide = np.zeros((size, padded_to_lanes(size)))
+        wide[:, :size] = (basis * values) @ basis.T
+        definite, pivot, found = smallest(wide, np.zeros((3, padded_to_lanes(size))))
+        assert definite and flattest * (1 - 1e-9) <= found <= pivot * (1 + 1e-9)
+        assert found <= 1.2 * flattest
+
+
+def padded_to_lanes(size: int) -> int:
+    return -(-size // 8) * 8
 
 
 @entry

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowpool.core.constants import MOST_LEADING
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.memory import PLACE, Field, Table, arranger, doubles, number, singles, views
 from flowpool.kernels.memory import (
@@ -64,7 +65,7 @@ def test_every_array_has_a_place_of_its_own(count: int, atoms: int, features: in
     check(SPAN, sizes, places, arrange_span(sizes, places))
     hull = data.draw(st.integers(1, min(atoms, features)))
     dimension = data.draw(st.integers(hull, min(features, hull + count)))
-    lead = data.draw(st.integers(1, min(hull, max(1, 64 // count))))
+    lead = data.draw(st.integers(1, min(hull, max(1, MOST_LEADING // count))))
     places = np.empty(GRAPH_PLACES, np.int64)
     set_graph_sizes(sizes, count, padded(atoms), hull, dimension, lead)
     check(GRAPH, sizes, places, arrange_graph(sizes, places))
@@ -74,7 +75,7 @@ def test_every_array_has_a_place_of_its_own(count: int, atoms: int, features: in
 @pytest.mark.parametrize(("count", "features", "atoms", "hull"), [(32, 32, 17, 16), (64, 64, 9, 8), (4, 256, 400, 128)])
 def test_shapes_that_once_overflowed_have_room(count: int, features: int, atoms: int, hull: int) -> None:
     sizes, places = np.full(SIZES, -(10**6)), np.empty(GRAPH_PLACES, np.int64)
-    lead = min(hull, max(1, 64 // count))
+    lead = min(hull, max(1, MOST_LEADING // count))
     set_graph_sizes(sizes, count, padded(atoms), hull, min(features, hull + count), lead)
     numbers = arrange_graph(sizes, places)
     check(GRAPH, sizes, places, numbers)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 # The flow (flowpool.core.law)
-ERROR = 0.01  # local error of a step, relative to the size of X; 0.02 loses up to 3 % of the minima, 0.003 gains none
-FIRST_STEP, SHORTEST, LONGEST_EXPLICIT = 0.1, 0.02, 0.6  # 0.6 is the stability limit of Adams-Bashforth 2
+ERROR = 0.01  # local error of an implicit step, relative to the size of X; 0.02 loses up to 3 % of the minima, 0.003 gains none
+ERROR_RACE = 0.005  # of an explicit one; 0.01 is no faster
+FIRST_STEP, SHORTEST, LONGEST_EXPLICIT = 0.1, 0.02, 1.2  # 1.5 loses another minimum of 200; 1.0 gains none
 MOST_EXPLICIT = 60  # a flow that still needs short steps then is stiff, and better off with implicit ones
 GAMMA = 1 - 1 / math.sqrt(2)  # makes Rosenbrock 2 L-stable
 LEAST_STEP, MOST_STEP = 1e-6, 1e9  # of implicit steps
@@ -19,6 +20,7 @@ NEAR = 0.1  # longest Newton step (rms) that is trusted to stay in the basin; 0.
 PROGRESS = 0.35  # factor by which a Newton step must reduce the gradient; where points merge it is (2 / 3)^3
 TINY, SLIGHT = 1e-3, 1e-8  # length of a Newton step, or what it gains in units of R^2, that cannot leave the basin,
 TINY_PROGRESS = 0.9  # and may then go on slowly
+MERGING = 0.15  # by how much the share of a Newton step that the next one has may differ from that of merging points
 UPHILL = 0.2  # slope at the end of a long step, relative to that at its start, at which it has jumped over the minimum
 CRAWLING = 1e-3  # speed below which a flow with steps of fixed length is taken to its limit by other steps
 SETTLED = 0.1  # gain that is left, in units of the square of the tolerance, at which a flow along a valley has ended
@@ -34,7 +36,8 @@ FARAWAY = 10.0
 # in which the divergence curves less are left where the flow left them.
 FLAT = 1e-4
 SINGULAR = FLAT  # curvature up to which a minimiser is said not to be isolated
-LEAST_SHIFT = 1e-6  # that keeps a factor of the Hessian definite and shows flat directions by small pivots
+LEAST_SHIFT = 1e-6  # that keeps a factor of the Hessian definite where it is looked for flat directions
+INVERSIONS = 3  # by inverse iteration with the factor
 RIDGE = 1e-12  # lambda of section 8.2, in units of the square of the scale: no isolated minimiser feels it
 LEAST_RIDGE = 1e-16  # and at least this much, or conjugate gradients would follow rounding where H is singular
 
@@ -51,14 +54,15 @@ MOST_CG = 500  # iterations
 PRECISE = 1e-11  # first solution of the adjoint
 ADJOINT = 1e-10  # its normal equations, in the metric of the model; where that is poor 1e-8 is off by 3e-6
 MET = 1e-9  # curvature that keeps the model definite where two points have met
-MOST_LEADING = 64  # largest M K for which the Hessian of the K leading directions is formed
+MOST_LEADING = 40  # largest M K for which the Hessian of the K leading directions is formed
 FLAT_LEADING = 256  # the same for a gradient where flat directions are to be expected
 LEADING = 0.03  # variance, in units of epsilon, that the nodes may have in all other directions together
 OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact by as much
 
 # Entropic transport (flowpool.core.sinkhorn)
-MAX_ITERATIONS = 200  # of Newton, for each stage of a cold start
+MAX_ITERATIONS = 500  # of Newton, for each stage of a cold start
 LOOSE, STAGE, MOST_STAGES = 0.03, 0.3, 64  # a cold start: marginal error of a stage, factor to the next, their number
+MISPLACED = 0.3  # and no more of the mass of a point, which a smaller epsilon would be slow to carry to its place
 ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 DAMPING = 1e-3  # of Newton at first, in units of the error that is left

@@ -70,8 +70,8 @@ _EVALUATE = (RACE, TIGHTEN, TRY, STAGE, LAND)
 _VECTORS = ("velocity", "swerve", "newton", "first", "solution")
 _FACTORS: dict[int, Callable[[_Clock], tuple[float, ...]]] = {
     TIGHTEN: lambda clock: (0.0, 0.0, 0.0, 0.0, 0.0),
-    RACE: lambda clock: (clock.step, clock.bend, 0.0, 0.0, 0.0),
-    TRY: lambda clock: (0.0, 0.0, -1.0, 0.0, 0.0),
+    RACE: lambda clock: (clock.stride, clock.bend, 0.0, 0.0, 0.0),
+    TRY: lambda clock: (0.0, 0.0, -clock.stretch, 0.0, 0.0),
     STAGE: lambda clock: (0.0, 0.0, 0.0, clock.step, 0.0),
     LAND: lambda clock: (0.0, 0.0, 0.0, clock.step, 0.5 * clock.step),
 }
@@ -211,8 +211,8 @@ class _Way:
         if racing:
             places = self._index(racing)
             now = -self.here.gradient[places] / self.unit.stiffness[places].unsqueeze(-1)
-            for name in ("velocity", "before"):
-                self._set(name, racing, places, now)
+            self._set("velocity", racing, places, now)
+            self._set("before", racing, places, now + self.here.points[places])
         rows = [(*_FACTORS[requests[cloud]](clocks[cloud]), clocks[cloud].inner) for cloud in order]
         factors = sent(rows, index.device, here.points.dtype)
         landing = [cloud for cloud in clouds if requests[cloud] == LAND]
@@ -240,7 +240,7 @@ class _Way:
         measured = {"size": self._size(gradient, index), "extent": extent, "error": self.here.error[index]}
         if request != TIGHTEN:
             now = -gradient / self.unit.stiffness[index].unsqueeze(-1)
-            swerve = now - self.vectors["before"][index]
+            swerve = now + points - self.vectors["before"][index]
             self._set("swerve", clouds, index, swerve)
             measured |= {"speed": _norm(now) / radius, "swerve": _norm(swerve) / radius}
         self._measured.append((clouds, measured))
@@ -313,10 +313,9 @@ class _Way:
 
     def _look(self, clouds: list[int], clocks: list[_Clock]) -> None:
         index = self._index(clouds)
-        pivots = _flattest(self._take(self.curvature, clouds, index))  # type: ignore[arg-type]
-        self._measured.append(
-            (clouds, {"flattest": torch.minimum(pivots, self._read(clouds, clocks, "flattest", index))})
-        )
+        found = _flattest(self._take(self.curvature, clouds, index))  # type: ignore[arg-type]
+        met = self._read(clouds, clocks, "flattest", index)
+        self._measured.append((clouds, {"flattest": torch.minimum(found, met)}))
 
     def _slope(self, direction: Tensor, gradient: Tensor, index: Tensor) -> Tensor:
         inner = (direction * gradient).sum((-1, -2))
@@ -350,8 +349,7 @@ def _norm(value: Tensor) -> Tensor:
 
 def _flattest(curvature: Curvature) -> Tensor:
     """The smallest curvature that shows in the model of the Hessian, ``(B,)``; factors with hardly a shift show it best."""
-    model = shifted_model(curvature, curvature.unit.new_full(curvature.unit.shape[:1], LEAST_SHIFT))
-    return torch.where(model.exists, torch.minimum(model.flattest, model.outside), 0.0)
+    return shifted_model(curvature, curvature.unit.new_full(curvature.unit.shape[:1], LEAST_SHIFT)).smallest_curvature()
 
 
 @torch.no_grad()

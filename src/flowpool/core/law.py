@@ -4,7 +4,7 @@ Algorithm 1 of the paper (section 6) repeats ``X <- update_step(X, grad S)``. He
 :math:`\dot x_i = -\nabla_{x_i} S_\varepsilon / (2 a_i)` at the moment. The divergence has many local minima and the flow
 decides which one is meant, so it is followed accurately while that matters, and left only at the end:
 
-1. *race*: explicit steps (Adams-Bashforth 2) while the points race in from X^(0),
+1. *race*: explicit steps (exponential Adams-Bashforth 2) while the points race in from X^(0),
 2. *slide*: linearly implicit steps (Rosenbrock 2) along the slow part, where explicit ones would be limited by stability,
 3. *jump*: Newton steps once the flow is so slow that the nearest minimum is its limit.
 
@@ -27,6 +27,7 @@ import numpy as np
 from flowpool.core.constants import (
     CRAWLING,
     ERROR,
+    ERROR_RACE,
     FIRST_INNER,
     FIRST_STEP,
     FLAT,
@@ -35,6 +36,7 @@ from flowpool.core.constants import (
     LONGEST_EXPLICIT,
     LOOSEST,
     LOOSEST_RACE,
+    MERGING,
     MOST_EXPLICIT,
     MOST_STEP,
     NEAR,
@@ -57,12 +59,12 @@ from flowpool.core.constants import (
 # What an engine is asked to do. X is ``here``, X' is ``there``, G is the gradient, and what is measured stands in brackets.
 # Before anything else X' becomes X if ``clock.arrived`` is set.
 START = 0  # evaluate at X' = X^(0); make it X [size, error, extent, swerve = 0, speed]
-RACE = 1  # X' = X + length v + bend (v - v_before) with v = -G / 2a; evaluate; make it X [the same]
+RACE = 1  # X' = X + stride v + bend (n - n_before) with v = -G / 2a, n = v + X; evaluate; make it X [the same]
 TIGHTEN = 2  # evaluate at X again, to ``inner`` [size, error]
 CURVE = 3  # the Hessian at X
 SLIDE = 4  # k1 = -shift (H + shift)^-1 G [definite, length = |k1|, along = <k1, G>]
 NEWTON = 5  # w = filtered H^-1 G to ``precision``, from a guess if ``guessed`` [definite, flattest, length = |w|, gain]
-TRY = 6  # X' = X - w; evaluate [reached, error]
+TRY = 6  # X' = X - stretch w; evaluate [reached, error]
 REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [length, gain]
 STAGE = 8  # X' = X + step k1; evaluate; k12 = k1 + k2 from (H + shift) [length = |k12|]
 LAND = 9  # k = k1 + k12 / 2; X' = X + step k; evaluate [ahead = <G(X'), k>, behind = <G, k>, reached, error]
@@ -83,7 +85,10 @@ CLOCK = np.dtype(
         ("asked", np.int64),  # explicit steps that stability has cut short
         ("fixed", np.float64),  # length of explicit steps, if it is given; else zero
         ("step", np.float64),  # length of the step last taken, in time
+        ("stride", np.float64),  # factors of an explicit step
         ("bend", np.float64),
+        ("stretch", np.float64),  # factor of the Newton step
+        ("last", np.float64),  # length of the Newton step before
         ("shift", np.float64),  # of the Hessian, in units of 2 a
         ("inner", np.float64),  # marginal error asked for
         ("precision", np.float64),  # relative residual that an iterative solution may leave
@@ -99,7 +104,7 @@ CLOCK = np.dtype(
         ("reached", np.float64),  # |G| at X'
         ("error", np.float64),  # marginal error reached
         ("extent", np.float64),  # |X| about the mean of the nodes, never less than a tenth of R per point
-        ("swerve", np.float64),  # |v - v_before|
+        ("swerve", np.float64),  # |n - n_before|
         ("speed", np.float64),  # |v|
         ("length", np.float64),
         ("along", np.float64),
@@ -127,6 +132,7 @@ def begin(clock: Any, step_size: float) -> int:
     clock.asked = 0
     clock.fixed = step_size
     clock.step = FIRST_STEP
+    clock.stretch = 1.0
     clock.inner = FIRST_INNER
     clock.arrived = False
     clock.jumped = False
@@ -201,25 +207,30 @@ def _raced(clock: Any, max_steps: int) -> int:
 
 
 def _can_race(clock: Any) -> bool:
-    """Whether an explicit step is worth taking; its length and its bend are then set."""
+    """Whether an explicit step is worth taking; its length and its factors are then set.
+
+    The flow is ``x' = n(x) - x``, where n is the barycentric map as long as the points are far apart. The part ``-x`` is
+    integrated exactly, and n is taken to go on as it did in the step before.
+    """
     if clock.fixed > 0.0:
-        clock.step = clock.fixed
+        clock.step = clock.stride = clock.fixed
         clock.bend = 0.0
         return clock.speed > CRAWLING  # type: ignore[no-any-return]
     length = FIRST_STEP
     clock.bend = 0.0
     if clock.steps > 0:
         # The second-order term of the step is its error.
-        wish = 2.0 * clock.step
+        before, clock.step = clock.step, 2.0 * clock.step
         if clock.swerve > 0.0:
-            wish = min(wish, math.sqrt(2.0 * clock.step * ERROR * clock.extent / clock.swerve))
-        if wish > LONGEST_EXPLICIT:
+            clock.step = min(clock.step, math.sqrt(2.0 * before * ERROR_RACE * clock.extent / clock.swerve))
+        if clock.step > LONGEST_EXPLICIT:
             clock.asked += 1
-        length = _within(wish, SHORTEST, LONGEST_EXPLICIT)
-        clock.bend = length * length / (2.0 * clock.step)
+        length = _within(clock.step, SHORTEST, LONGEST_EXPLICIT)
+        clock.bend = (length + math.expm1(-length)) / before
     if clock.asked >= 2 or clock.steps >= MOST_EXPLICIT:
-        return False
+        return False  # and the first implicit step has the length that was wished for
     clock.step = length
+    clock.stride = -math.expm1(-length)
     return True
 
 
@@ -315,12 +326,21 @@ def _measured(clock: Any, num_points: int, near: float, tolerance: float, max_st
     clock.close = clock.length <= tolerance
     last = _is_last(clock, max_steps)
     if clock.close or (not last and clock.step >= SLOW and clock.length < near):
+        _stretch(clock, near)
         clock.inner = _newton_inner(0.1 * clock.size)  # what the next one will want
         clock.phase = _TRIED
         return TRY
     if last:
         return _finish(clock, MAX_STEPS, clock.length)
     return _stay(clock, max_steps)
+
+
+def _stretch(clock: Any, near: float) -> None:
+    """Where points merge a Newton step leaves two thirds of the way, one of twice the length one third."""
+    expected = 1.0 - clock.stretch / 3.0
+    merging = clock.jumped and abs(clock.length - expected * clock.last) < MERGING * clock.last
+    clock.stretch = 2.0 if merging and not clock.close and 2.0 * clock.length < near else 1.0
+    clock.last = clock.length
 
 
 def _tried(clock: Any, max_steps: int) -> int:
@@ -330,6 +350,9 @@ def _tried(clock: Any, max_steps: int) -> int:
     if clock.reached < progress * clock.size or (clock.close and clock.reached < math.inf):
         clock.phase = _RESTED
         return REST
+    if clock.stretch > 1.0:
+        clock.stretch = 1.0
+        return TRY
     return _stay(clock, max_steps)
 
 
@@ -416,6 +439,6 @@ def _cut(clock: Any) -> int:
 
 LAW = (
     begin, advance, _within, _is_last, _finish, _raced, _can_race, _tighten, _newton_inner, _curve, _slide, _shorten, _slid,
-    _newton_at_least, _newton, _is_idle, _is_settled, _measured, _tried, _rested, _looked, _go_on, _stay, _staged, _step_factor,
-    _landed, _cut,
+    _newton_at_least, _newton, _is_idle, _is_settled, _measured, _stretch, _tried, _rested, _looked, _go_on, _stay,
+    _staged, _step_factor, _landed, _cut,
 )  # fmt: skip

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, MOST_STAGES, ROUNDING, STAGE
+from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, MISPLACED, MOST_STAGES, ROUNDING, STAGE
 
 _HOPELESS = 12  # refused steps in a row after which rounding has the last word
 
@@ -207,12 +207,12 @@ def _cold_start(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Ten
     """
     potential = (cost * masses.unsqueeze(-2)).sum(-1)
     iterations = torch.zeros_like(epsilon, dtype=torch.long)
-    stage = cost.abs().amax((-1, -2)) / 4
+    stage, loose = cost.abs().amax((-1, -2)) / 4, min(LOOSE, MISPLACED / point_masses.shape[-1])
     for _ in range(MOST_STAGES):
         above = stage > epsilon
         if not bool(above.any()):
             break
-        level, target = torch.where(above, stage, epsilon), torch.where(above, LOOSE, torch.inf)
+        level, target = torch.where(above, stage, epsilon), torch.where(above, loose, torch.inf)
         found = solve(cost, point_masses, masses, level, potential, target)
         potential, iterations = found.potential, iterations + found.iterations
         stage = STAGE * stage

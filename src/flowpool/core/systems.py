@@ -22,7 +22,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowpool.core.constants import ADJOINT, FLAT, LEAST_RIDGE, LEAST_SHIFT, MET, MOST_CG, PRECISE, ROUGH, SINGULAR
+from flowpool.core.constants import (
+    ADJOINT,
+    FLAT,
+    INVERSIONS,
+    LEAST_RIDGE,
+    LEAST_SHIFT,
+    MET,
+    MOST_CG,
+    PRECISE,
+    ROUGH,
+    SINGULAR,
+)
 from flowpool.core.hessian import Curvature
 
 Product = Callable[[Tensor], Tensor]
@@ -35,8 +46,8 @@ class Model(NamedTuple):
     block: Tensor | None  # (B, M K, M K), factor
     basis: Tensor | None  # (B, K, D)
     exists: Tensor  # (B,) bool, it is positive definite
-    flattest: Tensor  # (B,), smallest pivot of the block without the shift, in units of the Hessian's scale
-    outside: Tensor  # (B,), the same of what acts on the other directions; infinite if there are none
+    scale: Tensor  # (B,), of the Hessian
+    shift: Tensor  # (B,), in units of it
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution for the right-hand side ``(B, M, D)``."""
@@ -50,28 +61,52 @@ class Model(NamedTuple):
         leading = torch.cholesky_solve(inside.flatten(1).unsqueeze(-1), self.block).view_as(inside)
         return torch.baddbmm(solution, leading - solution @ across, self.basis)
 
+    def smallest_pivot(self) -> Tensor:
+        """A bound from above of the smallest curvature without the shift, ``(B,)``, that costs nothing."""
+        return _pivots(self.others if self.block is None else self.block).amin(-1) / self.scale - self.shift
+
+    def smallest_curvature(self) -> Tensor:
+        """The smallest curvature without the shift, ``(B,)``; zero where the model does not exist."""
+        found = _smallest_eigenvalue(self.others if self.block is None else self.block)
+        if self.basis is not None and self.basis.shape[1] < self.basis.shape[2]:
+            found = torch.minimum(found, _smallest_eigenvalue(self.others))
+        return torch.where(self.exists, found / self.scale - self.shift, 0.0)
+
+
+def _pivots(factor: Tensor) -> Tensor:
+    return factor.diagonal(dim1=-2, dim2=-1).square()
+
+
+def _smallest_eigenvalue(factor: Tensor) -> Tensor:
+    """That of a matrix with a Cholesky factor, ``(B,)``, by inverse iteration from the coordinate with the smallest pivot.
+
+    A bound from above that is never worse than the pivot.
+    """
+    least = _pivots(factor).argmin(-1, keepdim=True)  # (B, 1)
+    vector = (torch.arange(factor.shape[-1], device=factor.device) == least).to(factor.dtype).unsqueeze(-1)
+    for _ in range(INVERSIONS):
+        vector = torch.cholesky_solve(vector / _length(vector)[:, None, None], factor)
+    return 1 / _length(vector)
+
 
 def shifted_model(curvature: Curvature, shift: Tensor) -> Model:
     """The model of ``H + shift``, the shift in units of the Hessian's scale, ``(B,)``."""
     unit, scale = curvature.unit, curvature.unit.mean(-1)
-    others, exists, flattest = _factorised(curvature.likeness, (shift + MET).unsqueeze(-1) * unit)
-    outside = torch.full_like(shift, torch.inf)
+    others, exists = _factorised(curvature.likeness, (shift + MET).unsqueeze(-1) * unit)
     if curvature.block is None:
-        return Model(others, None, None, exists, flattest / scale - shift, outside)
-    block, block_exists, block_flattest = _factorised(curvature.block, shift.unsqueeze(-1) * unit)
+        return Model(others, None, None, exists, scale, shift)
+    block, block_exists = _factorised(curvature.block, shift.unsqueeze(-1) * unit)
     exists = block_exists if curvature.basis is None else exists & block_exists
-    if curvature.basis is not None and curvature.basis.shape[1] < curvature.basis.shape[2]:
-        outside = flattest / scale - shift
-    return Model(others, block, curvature.basis, exists, block_flattest / scale - shift, outside)
+    return Model(others, block, curvature.basis, exists, scale, shift)
 
 
-def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cholesky factor of ``matrix + shift``, ``(B, M K, M K)``, whether it exists, and its smallest pivot."""
+def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factor of ``matrix + shift``, ``(B, M K, M K)``, and whether it exists."""
     matrix = matrix.clone()
     matrix.diagonal(dim1=-2, dim2=-1).view(*shift.shape, -1).add_(shift.unsqueeze(-1))
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    return factor, (failed == 0) & (pivots < torch.inf), pivots  # a square: not finite is infinite or NaN
+    finite = _pivots(factor).amin(-1) < torch.inf  # a square: not finite is infinite or NaN
+    return factor, (failed == 0) & finite
 
 
 class Solved(NamedTuple):
@@ -177,7 +212,7 @@ class System(NamedTuple):
         shift = torch.full_like(curvature.unit[:, 0], FLAT)
         model, known = shifted_model(curvature, shift), curvature.exact
         first, met = self._solved(model, right, shift, known, precision, longest, guess)
-        flattest = torch.where(model.exists, torch.minimum(model.flattest, met - FLAT), -torch.inf)
+        flattest = torch.where(model.exists, torch.minimum(model.smallest_pivot(), met - FLAT), -torch.inf)
         if not bool(known.any()):
             return Solved(first, flattest)
         once = first - model.solve(unit * first)
@@ -263,7 +298,7 @@ class System(NamedTuple):
         solution = torch.where(model.exists[:, None, None], solution, torch.nan)
         tiny = torch.finfo(image.dtype).tiny
         residual = _length(image - normal(solution)) / _length(image).clamp_min(tiny)
-        flattest = torch.minimum(straight.flattest, torch.minimum(model.flattest, model.outside))
+        flattest = torch.minimum(straight.flattest, model.smallest_curvature())
         left = cotangent - self.product(solution)
         return Adjoint(solution, left, residual, ~(flattest > SINGULAR))
 

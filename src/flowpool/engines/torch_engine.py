@@ -2,8 +2,9 @@
 
 Graphs are taken into their frames (:mod:`flowpool.core.frame`), and graphs of similar size are solved together. A graph is
 padded with nodes of mass zero to a size that depends on the graph alone, and never computed in a batch of one (whose matrix
-products round differently); on the CPU all is done by one thread, for which the operations are small enough. So a
-result has the same bits whatever else is in the batch and whatever the number of threads.
+products round differently); on the CPU all is done by one thread, for which the operations are small enough. So a result is
+the same whatever else is in the batch and whatever the number of threads, but for the last bits where matrices of odd size lie
+one behind the other: MKL rounds them by their place in memory.
 """
 
 from __future__ import annotations

@@ -21,10 +21,9 @@ from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill, inner_product, norm
 from flowpool.kernels.systems import (
     factorise_others,
-    flattest_outside,
-    flattest_pivot,
     is_exact,
     scale_points,
+    smallest_curvature,
     solve_newton,
     solve_shifted,
 )
@@ -83,10 +82,10 @@ def depart(request, clock, graph):  # type: ignore[no-untyped-def]
         return
     if request == RACE:
         fill_velocity(graph, graph.velocity)
-        combine(here.points, clock.step, graph.velocity, there.points, numbers)
+        combine(here.points, clock.stride, graph.velocity, there.points, numbers)
         combine(there.points, clock.bend, graph.swerve, there.points, numbers)
     elif request == TRY:
-        combine(here.points, -1.0, graph.newton, there.points, numbers)
+        combine(here.points, -clock.stretch, graph.newton, there.points, numbers)
     elif request == STAGE:
         combine(here.points, clock.step, graph.first, there.points, numbers)
     else:  # LAND
@@ -116,6 +115,7 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
             fill_velocity(graph, graph.solution)
             clock.speed = norm(graph.solution, numbers)
             combine(graph.solution, -1.0, graph.velocity, graph.swerve, numbers)
+            combine(graph.swerve, 1.0, graph.moved, graph.swerve, numbers)
             clock.swerve = norm(graph.swerve, numbers)
     elif request == SLIDE:
         clock.definite = shifted_factor(graph, clock.shift, graph.slide_factor, graph.slide_pivots)
@@ -140,13 +140,11 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
         solve_newton(graph, epsilon, ROUGH, math.inf, False, True)
         measure_newton(clock, graph, there.gradient, numbers)
     elif request == LOOK:
-        if shifted_factor(graph, LEAST_SHIFT, graph.slide_factor, graph.slide_pivots):
-            clock.flattest = min(clock.flattest, flattest_pivot(graph, graph.slide_pivots, LEAST_SHIFT))
-        else:
-            clock.flattest = 0.0
-        if graph.lead < graph.dimension:
-            factorise_others(graph, LEAST_SHIFT)
-            clock.flattest = min(clock.flattest, flattest_outside(graph, LEAST_SHIFT))
+        factor, pivots, outside = graph.slide_factor, graph.slide_pivots, graph.lead < graph.dimension
+        found = 0.0
+        if shifted_factor(graph, LEAST_SHIFT, factor, pivots) and (not outside or factorise_others(graph, LEAST_SHIFT)):
+            found = smallest_curvature(graph, factor, pivots, LEAST_SHIFT, outside)
+        clock.flattest = min(clock.flattest, found)
     elif request == STAGE:
         # k1 + k2 is small, and is found instead of k2: its system has (G(x) + G(x + step k1)) on the right.
         scale_points(graph.first, -4.0 * clock.shift, graph, graph.right)

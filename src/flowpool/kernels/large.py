@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flowpool.core.constants import DAMPING, LEAST_RIDGE, LOOSE, MAX_ITERATIONS, ROUNDING, SINGULAR, STAGE
+from flowpool.core.constants import DAMPING, LEAST_RIDGE, LOOSE, MAX_ITERATIONS, MISPLACED, ROUNDING, SINGULAR, STAGE
 from flowpool.core.law import CLOCK, CURVE, FINISHED, advance, begin
 from flowpool.kernels.cloud import fill_moment_columns
 from flowpool.kernels.divergence import fill_gradient
@@ -371,7 +371,7 @@ class LargeGraph:
         for _ in range(MAX_ITERATIONS):
             if not now.error < math.inf or damping > HOPELESS or (now.error <= target and stage <= self.epsilon):
                 break
-            if stage > self.epsilon and now.error <= LOOSE:
+            if stage > self.epsilon and now.error <= min(LOOSE, MISPLACED / self.count):
                 stage = max(STAGE * stage, self.epsilon)
                 now = self._sums(points, potential, stage)
                 continue

@@ -33,7 +33,7 @@ BLOCK = 128  # nodes whose moments are taken at once; the weights of a block sta
     PAIRS,  # M (M + 1) / 2
     BLOCKS,
     MOMENTS,  # 1 + K + K (K + 1) / 2
-    UNKNOWNS,  # M K
+    UNKNOWNS,  # M K, at least M
     SQUARE,  # M K + 1, an even number of rows at least
     WIDE,  # M K and one more block, because a block may be stored past the last column
     TWICE,  # 2 M
@@ -195,7 +195,7 @@ def set_graph_sizes(sizes, count, length, hull, dimension, lead):  # type: ignor
     sizes[PAIRS] = count * (count + 1) // 2
     sizes[BLOCKS] = BLOCK
     sizes[MOMENTS] = 1 + lead + products
-    sizes[UNKNOWNS] = count * lead
+    sizes[UNKNOWNS] = count * max(lead, 1)
     sizes[SQUARE] = count * lead + 1
     sizes[WIDE] = padded(count * lead) + padded(lead)
     sizes[TWICE] = 2 * count

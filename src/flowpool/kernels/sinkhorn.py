@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, ROUNDING, STAGE
+from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, MISPLACED, ROUNDING, STAGE
 from flowpool.kernels.machine.jit import kernel, shared
 from flowpool.kernels.machine.lanes import (
     WIDTH,
@@ -183,7 +183,7 @@ def solve_transport(graph, points, potential, epsilon, stage, tolerance):  # typ
             break
         if error <= target and stage <= epsilon:
             break
-        if stage > epsilon and error <= LOOSE:
+        if stage > epsilon and error <= min(LOOSE, MISPLACED / count):
             combine(potential, stage, graph.shift, potential, end)
             stage = max(STAGE * stage, epsilon)
             fresh = True

@@ -16,6 +16,7 @@ import math
 from flowpool.core.constants import (
     ADJOINT,
     FLAT,
+    INVERSIONS,
     LEAST_RIDGE,
     LEAST_SHIFT,
     MET,
@@ -28,7 +29,7 @@ from flowpool.core.constants import (
 from flowpool.kernels.hessian import shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store
-from flowpool.kernels.machine.linear import factorise, padded, smallest_pivot, substitute_rows
+from flowpool.kernels.machine.linear import factorise, padded, smallest_eigenvalue, smallest_pivot, substitute_rows
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill, inner_product, norm
 from flowpool.kernels.response import hessian_product
@@ -183,10 +184,19 @@ def flattest_pivot(graph, pivots, shift):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def flattest_outside(graph, shift):  # type: ignore[no-untyped-def]
-    """Smallest curvature of H for coordinates that do not lead, by the factor of ``2 Q``, which is shifted."""
+def smallest_curvature(graph, factor, pivots, shift, outside):  # type: ignore[no-untyped-def]
+    """Smallest curvature of H by its model, whose factors with a shift are at hand.
+
+    Args:
+        factor, pivots: in the leading coordinates.
+        outside: there are others, in which the Hessian is like ``2 Q``; that factor is in ``graph.small``.
+    """
     stay_apart()
-    return smallest_pivot(graph.inverse, graph.count) * graph.count / 2.0 - shift
+    right, solution = graph.flat_right, graph.flat_solution
+    found = smallest_eigenvalue(factor, graph.count * graph.lead, pivots, INVERSIONS, right, solution)
+    if outside:
+        found = min(found, smallest_eigenvalue(graph.small, graph.count, graph.inverse, INVERSIONS, right, solution))
+    return found * graph.count / 2.0 - shift
 
 
 @kernel
@@ -285,9 +295,7 @@ def solve_adjoint(graph, epsilon, ridge, outside):  # type: ignore[no-untyped-de
         strength = following
     normal_residual(graph, epsilon, penalty, solution, graph.velocity, rest)
     missed = norm(rest, numbers)
-    flattest = min(curvature, flattest_pivot(graph, pivots, shift))
-    if outside:
-        flattest = min(flattest, flattest_outside(graph, shift))
+    flattest = min(curvature, smallest_curvature(graph, factor, pivots, shift, outside))
     return missed / size if size > 0.0 else missed, flattest
 
 

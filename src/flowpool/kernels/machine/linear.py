@@ -9,6 +9,7 @@ from __future__ import annotations
 from flowpool.kernels.machine.jit import kernel, shared
 from flowpool.kernels.machine.lanes import WIDTH, add, fma, load, multiply, splat, spread, store, total, width_of
 from flowpool.kernels.machine.rows import stay_apart
+from flowpool.kernels.machine.vectors import combine, fill, norm
 
 
 @shared
@@ -144,6 +145,26 @@ def substitute(matrix, size, inverse, right, solution, row):  # type: ignore[no-
         right[row, k + 3] = value3
     for j in range(0, end, WIDTH):
         store(solution, row, j, load(right, row, j))
+
+
+@kernel
+def smallest_eigenvalue(matrix, size, inverse, times, right, solution):  # type: ignore[no-untyped-def]
+    """That of a factorised matrix, by inverse iteration from the coordinate with the smallest pivot; two rows are scratch.
+
+    A bound from above that is never worse than the pivot; infinite for a matrix of size zero.
+    """
+    stay_apart()
+    start, length = 0, 0.0
+    for k in range(size):
+        start = k if inverse[0, k] > inverse[0, start] else start
+    for j in range(padded(size)):
+        right[0, j] = 1.0 if j == start else 0.0
+    for _ in range(times):
+        substitute(matrix, size, inverse, right, solution, 0)
+        length = norm(solution, padded(size))
+        fill(right, 0.0, padded(size))
+        combine(right, 1.0 / length, solution, right, padded(size))
+    return 1.0 / length
 
 
 @kernel

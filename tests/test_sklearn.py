@@ -26,7 +26,7 @@ from flowpool.sklearn import FlowVectorizer, Propagate, WassersteinKernel, wasse
 from flowpool.sklearn.sets import read_sets
 from flowpool.sklearn.vectorizer import NUM_SLICES
 
-WAYS = ["step", "free", "flow", "sliced"]
+WAYS = ["both", "step", "free", "flow", "sliced"]
 
 
 def draw(
@@ -73,7 +73,7 @@ class OnALine(FlowVectorizer):
         return tags
 
 
-@parametrize_with_checks([OnALine(2, by=by, random_state=0) for by in ("step", "free", "sliced")])
+@parametrize_with_checks([OnALine(2, by=by, random_state=0) for by in ("both", "step", "free", "sliced")])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -83,7 +83,7 @@ def test_scikit_learns_own_checks(estimator, check):
 
 def test_one_point_receives_everything():
     sets = draw()
-    vectors = FlowVectorizer(1, size=None).fit_transform(sets)
+    vectors = FlowVectorizer(1, by="step", size=None).fit_transform(sets)
     expected = [np.concatenate([members.mean(0), members.std(0)]) for members in sets]
     np.testing.assert_allclose(vectors, expected, atol=1e-10)
 
@@ -93,7 +93,7 @@ def test_distances_of_moved_and_stretched_copies_are_exact():
     base = draw(1, smallest=40)[0]
     base = (base - base.mean(0)) / base.std(0)
     sets = [base * stretch + shift for stretch, shift in (((1, 1, 1), (0, 0, 0)), ((2, 1, 0.5), (1, 0, -3)))]
-    vectors = FlowVectorizer(1, size=None).fit_transform(sets)
+    vectors = FlowVectorizer(1, by="step", size=None).fit_transform(sets)
     assert np.linalg.norm(vectors[0] - vectors[1]) == pytest.approx(math.sqrt(10 + 1 + 0.25), rel=1e-9)
     assert wasserstein_distances(sets)[0, 1] == pytest.approx(math.sqrt(10 + 1 + 0.25), rel=1e-6)
 
@@ -101,7 +101,8 @@ def test_distances_of_moved_and_stretched_copies_are_exact():
 def test_points_of_a_small_epsilon_are_the_barycentres_of_exact_transport():
     sets = draw(smallest=24)
     reference = np.random.default_rng(5).normal(size=(4, 3))
-    vectors = FlowVectorizer(4, reference=reference, epsilon=1e-4, size=None, spread=False).fit_transform(sets)
+    vectorizer = FlowVectorizer(4, by="step", reference=reference, epsilon=1e-4, size=None, spread=False)
+    vectors = vectorizer.fit_transform(sets)
     for members, vector in zip(sets, vectors, strict=True):
         plan = ot.emd(np.full(4, 1 / 4), np.full(len(members), 1 / len(members)), ot.dist(reference, members))
         np.testing.assert_allclose(vector.reshape(4, 3), 4 * plan @ members / 2, atol=5e-3)
@@ -112,12 +113,57 @@ def test_distances_are_close_to_exact_transport():
     exact = wasserstein_distances(sets)[np.triu_indices(30, 1)]
     found = {}
     for spread in (True, False):
-        vectorizer = FlowVectorizer(8, size=None, spread=spread, random_state=0)
+        vectorizer = FlowVectorizer(8, by="step", size=None, spread=spread, random_state=0)
         found[spread] = pdist(vectorizer.fit_transform(sets))
     assert np.corrcoef(exact, found[True])[0, 1] > 0.99
     assert np.mean(np.abs(found[True] / exact - 1)) < 0.08
     # What the deviations are there for:
     assert np.mean(np.abs(found[True] / exact - 1)) < np.mean(np.abs(found[False] / exact - 1)) / 2
+
+
+def test_both_is_shares_beside_slices_of_the_same_mean_square():
+    sets = draw(20, smallest=30)
+    step, both = (FlowVectorizer(8, by=by, size=None, random_state=0).fit(sets) for by in ("step", "both"))
+    in_space, on_lines = np.split(both.transform(sets), [2 * 8 * 3], axis=1)
+    np.testing.assert_allclose(math.sqrt(2) * in_space, step.transform(sets))
+    assert in_space.var(0).sum() == pytest.approx(on_lines.var(0).sum())
+    projected = np.sort(sets[0] @ both.directions_[:, 5])
+    lowest = np.interp(
+        np.arange(1, 801) / 800 - 1 / 1600, (np.arange(len(projected)) + 0.5) / len(projected), projected
+    )
+    slices = on_lines[0].reshape(8, NUM_SLICES) / both.balance_ * math.sqrt(2 * 8 * NUM_SLICES / 3)
+    np.testing.assert_allclose(slices[:, 5], lowest.reshape(8, 100).mean(1), atol=0.15)
+    np.testing.assert_allclose(slices.mean(0), sets[0].mean(0) @ both.directions_)
+    np.testing.assert_allclose(
+        both.inverse_transform(both.transform(sets)), step.inverse_transform(step.transform(sets))
+    )
+
+
+def test_both_is_as_close_to_exact_transport():
+    sets = draw(30, smallest=30)
+    exact = wasserstein_distances(sets)[np.triu_indices(30, 1)]
+    found = pdist(FlowVectorizer(8, size=None, random_state=0).fit_transform(sets))
+    slices = pdist(FlowVectorizer(8, by="sliced", size=None, random_state=0).fit_transform(sets))
+    assert np.corrcoef(exact, found)[0, 1] > 0.99
+    assert np.mean(np.abs(found / exact - 1)) < 0.08 < np.mean(np.abs(slices / exact - 1))
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 70])
+def test_directions_are_orthonormal_bases(dim):
+    directions = FlowVectorizer(2, by="sliced", random_state=0).fit([np.eye(dim)]).directions_
+    assert directions.shape == (dim, NUM_SLICES)
+    for first in range(0, NUM_SLICES, dim):
+        basis = directions[:, first : first + dim]
+        np.testing.assert_allclose(basis.T @ basis, np.eye(basis.shape[1]), atol=1e-12)
+    if dim == 3:
+        assert np.abs(directions[:, :3] - directions[:, 3:6]).max() > 0.1
+
+
+@pytest.mark.parametrize("sets", [[np.eye(3)], [draw(1)[0], draw(1)[0] * (1 + 1e-14)], [np.ones((4, 2))] * 3])
+def test_sets_that_do_not_differ_leave_slices_as_they_are(sets):
+    vectorizer = FlowVectorizer(2).fit(sets)
+    assert vectorizer.balance_ == 1
+    assert np.isfinite(vectorizer.transform(sets)).all()
 
 
 def test_slices_on_a_line_are_exact_transport():
@@ -134,6 +180,15 @@ def test_shares_of_slices_have_the_moments_of_their_parts():
     points, deviations = vectors.reshape(2, 2, 3, NUM_SLICES).transpose(1, 0, 2, 3) / unit
     np.testing.assert_allclose(np.sort(np.abs(points[0, :, 0])), [1.5, 5.5, 9.5])
     np.testing.assert_allclose(deviations, np.arange(4.0).std())
+
+
+def test_slices_do_not_feel_an_offset():
+    sets = draw()
+    vectorizer = FlowVectorizer(4, by="sliced", size=None, random_state=0).fit(sets)
+    near, far = (
+        vectorizer.transform([members + offset for members in sets])[:, 4 * NUM_SLICES :] for offset in (0, 1e7)
+    )
+    np.testing.assert_allclose(far, near, atol=1e-7)
 
 
 def test_free_points_count_what_is_near_them():
@@ -181,7 +236,7 @@ def test_the_size_is_the_last_column(size, last):
     assert vectorizer.transform(sets, doubled)[0, -1] == pytest.approx(last(2 * len(sets[0])))
 
 
-@pytest.mark.parametrize("by", ["step", "free", "flow"])
+@pytest.mark.parametrize("by", ["both", "step", "free", "flow"])
 @pytest.mark.parametrize("standardize", [False, True])
 def test_the_mean_survives_the_way_there_and_back(by, standardize):
     sets = [members * [1, 10, 100] + [0, 0, 1000] for members in draw()]
@@ -208,12 +263,14 @@ def test_fewer_distinct_members_than_points_give_fewer_points():
     sets = [np.eye(3)[[0, 0, 1, 2]], np.eye(3)[[1, 2]]]
     vectorizer = FlowVectorizer(8, size=None).fit(sets)
     assert vectorizer.reference_.shape == (3, 3)
-    assert vectorizer.transform(sets).shape == (2, 2 * 3 * 3)
+    assert vectorizer.transform(sets).shape == (2, 2 * 3 * 3 + 8 * NUM_SLICES)
+    points = vectorizer.inverse_transform(vectorizer.transform(sets))
+    np.testing.assert_allclose(points.mean(1), [members.mean(0) for members in sets], atol=2e-2)
 
 
 def test_sets_that_are_all_one_point_are_that_point():
     sets = [np.full((4, 2), 3.0), np.full((2, 2), 3.0)]
-    vectors = FlowVectorizer(4, size=None).fit_transform(sets)
+    vectors = FlowVectorizer(4, by="step", size=None).fit_transform(sets)
     np.testing.assert_allclose(vectors, [[3, 3, 0, 0]] * 2, atol=1e-12)
 
 
@@ -337,7 +394,7 @@ def test_wrong_widths_and_contradictions_are_refused():
     with pytest.raises(AttributeError, match="inverse_transform"):
         FlowVectorizer(by="sliced").inverse_transform(np.zeros((1, 1)))
     with pytest.raises(ValueError, match="X has 5 columns; vectors of this estimator have 13"):
-        FlowVectorizer(2).fit(sets).inverse_transform(np.zeros((1, 5)))
+        FlowVectorizer(2, by="step").fit(sets).inverse_transform(np.zeros((1, 5)))
     with pytest.raises(ValueError, match="'by' parameter"):
         FlowVectorizer(by="steps").fit(sets)
 
@@ -359,7 +416,7 @@ def test_names_pickles_and_clones(by):
 
 def test_columns_are_where_their_names_say():
     sets = draw(5)
-    vectorizer = FlowVectorizer(3, random_state=0).fit(sets)
+    vectorizer = FlowVectorizer(3, by="step", random_state=0).fit(sets)
     vectors, names = vectorizer.transform(sets), vectorizer.get_feature_names_out().tolist()
     points = vectorizer.inverse_transform(vectors)
     np.testing.assert_allclose(vectors[:, names.index("point2_x1")] * math.sqrt(3), points[:, 2, 1])

@@ -129,7 +129,7 @@ def _flow(sets: Sets, num_points: int, seed: int) -> Floats:
 
 
 def _step(sets: Sets, num_points: int, seed: int) -> Floats:
-    vectorizer = FlowVectorizer(num_points, size=None, random_state=seed)
+    vectorizer = FlowVectorizer(num_points, by="step", size=None, random_state=seed)
     between: Floats = squareform(pdist(vectorizer.fit_transform(sets.arrays(), sample_weight=_weights(sets))))
     return between
 

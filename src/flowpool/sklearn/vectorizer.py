@@ -1,8 +1,8 @@
 r"""Sets as vectors whose Euclidean distance is close to the Wasserstein distance between the sets.
 
 All sets are sent to the same M reference points, each of which receives 1/M of every set. A set becomes the mean and
-the standard deviations of what each point received, divided by :math:`\sqrt M`; docs/vectorizer.md derives why the
-distance of two such vectors approximates W_2.
+the standard deviations of what each point received, beside the quantiles of its projections to random directions, both
+scaled so that the distance of two such vectors approximates W_2; docs/vectorizer.md has the derivation.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from flowpool.pooling import flow_pool
 from flowpool.sklearn.sets import Floats, Sets, read_sets
 from flowpool.step.pool import transport_pool
 
-NUM_SLICES = 64  # directions of by="sliced"
+NUM_SLICES = 64  # random directions
 _ENTRIES_AT_ONCE = 2**22  # numbers per temporary array: 32 MB of float64
-_ROUNDING = 1e-10  # of the mean square on a line, below which a variance is none
+_ROUNDING = 1e-10  # of the mean square of a set on a line, below which a variance is none
 _MEMBERS_FOR_KMEANS = 50_000  # more do not move the centres visibly
 
 
@@ -39,19 +39,23 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
     r"""Turns sets of vectors, of any sizes, into vectors of one length.
 
     The means :math:`\hat x_i` and standard deviations :math:`\sigma_i` of what M shared reference points receive of a
-    set, in equal shares, by one entropic transport:
+    set, in equal shares, by one entropic transport, beside the means :math:`q_{li}` of M equal shares of the set on 64
+    lines in random directions:
 
-    .. math:: v = \tfrac1{\sqrt M} (\hat x_1, \dots, \hat x_M, \sigma_1, \dots, \sigma_M), \qquad
+    .. math:: v = \tfrac1{\sqrt{2 M}} (\hat x_1, \dots, \hat x_M, \sigma_1, \dots, \sigma_M, c\, q), \qquad
               |v - v'| \approx W_2(Y, Y')
 
+    where c makes both halves tell training sets apart by the same mean square.
+
     Args:
-        num_points: M; fewer where the training sets have fewer distinct members.
-        by: ``"step"``: equal shares, as above. ``"free"``: each point receives what is near it, and the vector says how
-            much: a soft histogram. ``"flow"``: the M points with the least Sinkhorn divergence to the set, for
-            compressing and decoding rather than comparing as vectors. ``"sliced"``: equal shares of the projections to
-            64 random directions, without a reference.
-        spread: whether the standard deviations are part of the vector. The points of ``"flow"`` are spread as the set
-            is; there is nothing to leave out there.
+        num_points: M; fewer shares in space where the training sets have fewer distinct members.
+        by: ``"both"``: shares in space and on lines, as above. ``"step"``: the shares in space alone: fewer numbers, and
+            nearer to W_2 where features are real numbers. ``"sliced"``: the shares on lines alone, without a reference.
+            ``"free"``: each point receives what is near it, and the vector says how much: a soft histogram. ``"flow"``:
+            the M points with the least Sinkhorn divergence to the set, for compressing and decoding rather than
+            comparing as vectors.
+        spread: whether the standard deviations of shares are part of the vector; with ``"both"``, of those in space. The
+            points of ``"flow"`` are spread as the set is; there is nothing to leave out there.
         reference: ``"kmeans"``: centres of the members of the training sets; or an array ``(M, D)``.
         epsilon: entropic regularisation, in units of the mean variance (summed over features) inside a training set;
             with ``"flow"``, inside each set.
@@ -67,7 +71,8 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         mean_, scale_: of each feature over the training sets, all sets counting the same, ``(D,)``; zeros and ones
             unless ``standardize``.
         variance_: mean variance inside a training set, summed over features.
-        directions_: ``(D, 64)`` unit vectors, for ``"sliced"``.
+        directions_: ``(D, 64)`` unit vectors, for ``"both"`` and ``"sliced"``.
+        balance_: c above over :math:`\sqrt{D / 64}`, with which slices bound W_2 from below; for ``"both"``.
         n_features_in_: D.
 
     Fitting and transforming take a list of arrays ``(N_i, D)``, a list of objects that have one as ``x`` (PyTorch
@@ -78,12 +83,12 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
     >>> random = np.random.default_rng(0)
     >>> sets = [random.normal(size=(size, 3)) for size in (20, 35, 50)]
     >>> FlowVectorizer(4).fit_transform(sets).shape
-    (3, 25)
+    (3, 281)
     """
 
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 - as scikit-learn declares them
         "num_points": [Interval(Integral, 1, None, closed="left")],
-        "by": [StrOptions({"step", "free", "flow", "sliced"})],
+        "by": [StrOptions({"both", "step", "free", "flow", "sliced"})],
         "spread": ["boolean"],
         "reference": [StrOptions({"kmeans"}), "array-like"],
         "epsilon": [Interval(Real, 0, None, closed="neither")],
@@ -96,7 +101,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         self,
         num_points: int = 8,
         *,
-        by: Literal["step", "free", "flow", "sliced"] = "step",
+        by: Literal["both", "step", "free", "flow", "sliced"] = "both",
         spread: bool = True,
         reference: Literal["kmeans"] | ArrayLike = "kmeans",
         epsilon: float = 0.03,
@@ -164,7 +169,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
 
     def _can_invert(self) -> bool:
         if self.by == "sliced":
-            raise AttributeError("Slices cannot be turned back into points; use by='step', 'free' or 'flow'.")
+            raise AttributeError("Slices cannot be turned back into points; use by='both', 'step', 'free' or 'flow'.")
         return True
 
     @available_if(_can_invert)
@@ -186,23 +191,26 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             filled = np.where(roots > 0, roots, 1)[:, :, None]
             points = points / filled + self.reference_
         else:
-            points = points * math.sqrt(num_points)
+            points = points * math.sqrt((2 if self.by == "both" else 1) * num_points)
         points = (points * self.scale_ + self.mean_).astype(vectors.dtype)
         return (points, shares) if return_masses else points
 
     def get_feature_names_out(self, input_features: ArrayLike | None = None) -> NDArray[np.object_]:
-        """Names of the columns: ``point3_x0``, ``deviation3_x0``, ``share3``, ``log_size``."""
+        """Names of the columns: ``point3_x0``, ``deviation3_x0``, ``point3_slice5``, ``share3``, ``log_size``."""
         check_is_fitted(self)
         return np.asarray(self._names(_check_feature_names_in(self, input_features)), dtype=object)
 
     def _names(self, features: Iterable[str]) -> list[str]:
+        slices = [f"slice{number}" for number in range(NUM_SLICES)]
         if self.by == "sliced":
-            features = [f"slice{number}" for number in range(NUM_SLICES)]
+            features = slices
         numbers = range(self._num_points)
         names = [f"share{number}" for number in numbers] if self.by == "free" else []
         names += [f"point{number}_{feature}" for number in numbers for feature in features]
         if self._has_deviations:
             names += [f"deviation{number}_{feature}" for number in numbers for feature in features]
+        if self.by == "both":
+            names += [f"point{number}_{feature}" for number in range(self.num_points) for feature in slices]
         if self.size is not None:
             names.append("log_size" if self.size == "log" else "size")
         return names
@@ -254,14 +262,24 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         centres = scaled.sum(sets.masses[:, None] * scaled.members)  # (B, D)
         total = masses @ (scaled.members**2).sum(1)
         self.variance_ = max(float(total - (centres**2).sum(1).mean()), 0.0)
-        if self.by == "sliced":
-            self.reference_: Any = None
-            directions = random.standard_normal((self.n_features_in_, NUM_SLICES))
-            self.directions_ = directions / np.linalg.norm(directions, axis=0)
-        else:
+        self.reference_: Any = None
+        if self.by != "sliced":
             reference = self._centres(scaled.members, masses, random, middle)
             self.reference_ = reference + (0 if self.by == "flow" else middle)
+        if self.by in ("both", "sliced"):
+            self.directions_ = _directions(self.n_features_in_, random)
+        if self.by == "both":
+            self.balance_ = 1.0
+            self.balance_ = self._balance(self._transform(sets))
         return self
+
+    def _balance(self, vectors: Floats) -> float:
+        """The ratio by which the mean square between training sets differs in space and on lines."""
+        variances = vectors.var(axis=0, dtype=np.float64)
+        first = self._num_points * len(self.mean_) * (2 if self.spread else 1)
+        in_space, on_lines = variances[:first].sum(), variances[first:][: self.num_points * NUM_SLICES].sum()
+        # Sets that are all the same say nothing, and neither does the rounding by which they differ.
+        return math.sqrt(in_space / on_lines) if min(in_space, on_lines) > _ROUNDING * self._unit else 1.0
 
     def _centres(
         self, members: Floats, masses: NDArray[np.float64], random: np.random.RandomState, middle: Floats
@@ -292,9 +310,9 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
                 f"X has {sets.members.shape[1]} features, but {type(self).__name__} is expecting "
                 f"{len(self.mean_)} features as input."
             )
-        width = NUM_SLICES if self.by == "sliced" else len(self.mean_)
-        rows = max(1, _ENTRIES_AT_ONCE // (self._num_points * (width + 1)))
-        pool = {"step": self._step, "free": self._free, "flow": self._flow, "sliced": self._sliced}[self.by]
+        rows = max(1, _ENTRIES_AT_ONCE // (self._num_points * (len(self.mean_) + 1)))
+        ways = {"both": self._both, "step": self._step, "free": self._free, "flow": self._flow, "sliced": self._sliced}
+        pool = ways[self.by]
         vectors = np.empty((len(sets), self._n_features_out), sets.members.dtype)
         first = 0
         for part in sets.parts(rows):
@@ -351,12 +369,27 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             warnings.warn(message, ConvergenceWarning, stacklevel=2)
         return [pooled.points.numpy() / math.sqrt(self._num_points)]
 
+    def _both(self, sets: Sets) -> list[NDArray[np.float64]]:
+        points, _ = self._lines(sets)
+        return [column / math.sqrt(2) for column in (*self._step(sets), self.balance_ * points)]
+
     def _sliced(self, sets: Sets) -> list[NDArray[np.float64]]:
-        projected = sets.members @ self.directions_  # (N, L)
-        points, variances = shares_on_lines(projected, sets, self.num_points)  # (B, M, L) each
+        points, deviations = self._lines(sets)
+        return [points, deviations] if self.spread else [points]
+
+    def _lines(self, sets: Sets) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Means and standard deviations of equal shares on every line, ``(B, M, L)`` each, in units of W_2."""
+        points, variances = shares_on_lines(sets, self.directions_, self.num_points)
         # The mean over random directions of a squared projection is a D-th of the squared length.
         unit = math.sqrt(len(self.mean_) / (NUM_SLICES * self.num_points))
-        return [unit * points, unit * np.sqrt(variances)] if self.spread else [unit * points]
+        return unit * points, unit * np.sqrt(variances)
+
+
+def _directions(dim: int, random: np.random.RandomState) -> NDArray[np.float64]:
+    """Unit vectors ``(D, L)`` from random orthonormal bases, each of which measures squared lengths without error."""
+    drawn = random.standard_normal((-(-NUM_SLICES // dim), dim, min(dim, NUM_SLICES)))
+    directions: NDArray[np.float64] = np.concatenate(list(np.linalg.qr(drawn).Q), axis=1)[:, :NUM_SLICES]
+    return directions
 
 
 def _num_distinct(members: Floats, most: int) -> int:
@@ -371,38 +404,48 @@ def _num_distinct(members: Floats, most: int) -> int:
 
 
 def shares_on_lines(
-    values: NDArray[np.float64], sets: Sets, num_shares: int
+    sets: Sets, directions: NDArray[np.float64], num_shares: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Means and variances of M equal shares of each set on each of L lines, from the lowest to the highest.
 
     On a line, optimal transport to M points keeps the order; their shares are those between the quantiles i/M.
 
     Args:
-        values: places of the members on the lines, ``(N, L)``.
-        sets: whose members they are, with their weights.
+        sets: what is projected.
+        directions: of the lines, ``(D, L)``.
         num_shares: M.
 
     Returns:
         Two arrays ``(B, M, L)``.
     """
-    num_sets, masses = len(sets), sets.masses
-    owner = np.repeat(np.arange(num_sets), np.diff(sets.ptr))
-    levels = np.arange(num_sets)[:, None] + np.arange(num_shares + 1) / num_shares  # (B, M + 1)
-    means = np.empty((num_sets, num_shares, values.shape[1]))
+    means = np.empty((len(sets), num_shares, directions.shape[1]))
     variances = np.empty_like(means)
-    centres = sets.sum(masses[:, None] * values)  # (B, L)
-    for line in range(values.shape[1]):
-        order = np.lexsort((values[:, line], owner))
-        place = values[order, line] - centres[owner, line]  # centred, because squares of offsets would cancel
-        mass = masses[order]
-        # Every set has mass one, so that the sets stand one after the other on a single axis of mass.
-        reached = np.concatenate([[0.0], np.cumsum(mass)])
-        first = np.concatenate([[0.0], np.cumsum(mass * place)])
-        second = np.concatenate([[0.0], np.cumsum(mass * place**2)])
-        mean = num_shares * np.diff(np.interp(levels, reached, first), axis=1)  # (B, M)
-        square = num_shares * np.diff(np.interp(levels, reached, second), axis=1)
-        means[:, :, line] = mean + centres[:, line, None]
-        variance = square - mean**2
-        # The sums run over all sets, so that what is left of equal members is their rounding.
-        variances[:, :, line] = np.where(variance > _ROUNDING * second[-1] / num_sets, variance, 0)
+    for number in range(len(sets)):
+        one = sets.part(number, number + 1)
+        masses, values = one.masses, one.members @ directions  # (N,), (N, L)
+        centre = masses @ values  # taken off, because squares of offsets would cancel
+        values -= centre
+        lines = max(1, _ENTRIES_AT_ONCE // len(one.members))  # so many at a time, for the memory of large sets
+        for first in range(0, directions.shape[1], lines):
+            some = slice(first, first + lines)
+            means[number, :, some], variances[number, :, some] = _shares(values[:, some], masses, num_shares)
+        means[number] += centre
     return means, variances
+
+
+def _shares(
+    values: NDArray[np.float64], masses: NDArray[np.float64], num_shares: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The same for one set with places ``(N, L)`` around zero and masses ``(N,)``: two arrays ``(M, L)``."""
+    order = values.argsort(axis=0, kind="stable")
+    place, mass = np.take_along_axis(values, order, 0), masses[order]
+    reached, moments = mass.cumsum(0), ((mass * place).cumsum(0), (mass * place**2).cumsum(0))
+    cut = np.arange(1, num_shares + 1)[:, None] / num_shares  # (M, 1)
+    # The member in which a share ends, and how much of it is beyond.
+    last = np.minimum([(reached < level).sum(0) for level in cut[:, 0]], len(values) - 1)  # (M, L)
+    beyond, end = np.take_along_axis(reached, last, 0) - cut, np.take_along_axis(place, last, 0)
+    below = [np.take_along_axis(sums, last, 0) - beyond * end**power for power, sums in enumerate(moments, 1)]
+    mean, square = (num_shares * np.diff(sums, axis=0, prepend=0) for sums in below)
+    variance = square - mean**2
+    # What is left of equal members is their rounding.
+    return mean, np.where(variance > _ROUNDING * moments[1][-1], variance, 0)

@@ -220,7 +220,7 @@ def data_folder(data: str | Path | None = None) -> Path | None:
     folder = Path(where).expanduser()
     if not folder.exists():
         said = "data" if data is not None else DATA_VARIABLE
-        raise DatasetNotFoundError(f"{said} names {folder}, which does not exist.")
+        raise DatasetNotFoundError(f"The folder {folder}, given as {said}, does not exist.")
     return folder
 
 

@@ -62,6 +62,12 @@ class Sorted(TransformerMixin, BaseEstimator):
         return points.reshape(len(sets), -1)
 
 
+def _centres(num_points: int, random_state: int | None, sets: Any, sample_weight: Any) -> Floats:
+    vectorizer = FlowVectorizer(num_points, by="step", random_state=random_state).fit(sets, sample_weight=sample_weight)
+    centres: Floats = vectorizer.reference_
+    return centres
+
+
 class _Referenced(TransformerMixin, BaseEstimator):
     """An embedding that starts from the k-means centres that `FlowVectorizer` starts from."""
 
@@ -70,8 +76,7 @@ class _Referenced(TransformerMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        vectorizer = FlowVectorizer(self.num_points, random_state=self.random_state).fit(X, sample_weight=sample_weight)
-        self.reference_: Floats = vectorizer.reference_
+        self.reference_ = _centres(self.num_points, self.random_state, X, sample_weight)
         return self
 
 
@@ -101,8 +106,7 @@ class OTKE(_Referenced):
     NUM_ANCHORS = 64
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        anchors = FlowVectorizer(self.NUM_ANCHORS, random_state=self.random_state).fit(X, sample_weight=sample_weight)
-        self.anchors_: Floats = anchors.reference_  # (K, D)
+        self.anchors_ = _centres(self.NUM_ANCHORS, self.random_state, X, sample_weight)  # (K, D)
         sets = read_sets(X, sample_weight)
         masses = sets.masses / len(sets)
         squares = ((sets.members - masses @ sets.members) ** 2).sum(1)

@@ -10,6 +10,7 @@ from lab.samples import fold_result
 from typer.testing import CliRunner, Result
 
 from flowpool.cli.app import app
+from flowpool.cli.terminal import make_table, show
 from flowpool.lab import evaluate as lab_evaluate
 from flowpool.lab import speed
 from flowpool.lab.evaluate import load_graphs
@@ -140,7 +141,7 @@ def test_folders_are_named_by_configuration() -> None:
         ([*SHORT, "--channels", "8,16"], "exactly one"),
         ([*SHORT, "--backbone", "gin", "--propagation", "raw"], "belongs to the backbone sgc"),
         ([*SHORT, "--layers", "3"], "--layers belongs to the backbone gin; sgc has one"),
-        ([*SHORT, "--data", "nowhere"], "nowhere, which does not exist"),
+        ([*SHORT, "--data", "nowhere"], "nowhere, given as data, does not exist"),
         (["evaluate", "NO_SUCH_SET"], "Dataset 'NO_SUCH_SET' was not found"),
         (["evaluate", "../x"], "is no dataset name"),
         (["pool", "MUTAG", "out.csv"], "must end with .parquet or .npz"),
@@ -263,3 +264,17 @@ def test_bench_of_trained_features_is_a_table_of_its_own(monkeypatch: pytest.Mon
     assert [line.split(",")[0] for line in Path("b/trained.csv").read_text().splitlines()] == ["case", "MUTAG", "DD"]
     assert "9.25" in result.output and "25.0%" in result.output
     assert not Path("b/bench.csv").exists()
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(40, 3), (24, 7)])
+def test_a_table_without_room_becomes_paragraphs_and_loses_nothing(
+    columns: int, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = make_table("pool", "accuracy", "p")
+    table.add_row("flow-kmeans", "66.52", "0.99")
+    table.add_row("mean", "66.49", "")
+    show(table)
+    printed = capsys.readouterr().out.splitlines()
+    assert all(word in " ".join(printed) for word in ("flow-kmeans", "66.52", "0.99", "mean", "66.49"))
+    assert len(printed) == lines and max(map(len, printed)) <= columns

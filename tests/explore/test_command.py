@@ -59,7 +59,7 @@ def test_the_browser_is_asked_to_open_the_address(tmp_path: Path) -> None:
 def test_mistakes_end_it_with_one_sentence() -> None:
     result = CliRunner().invoke(app, ["explore", "--no-open", "--data", "/nowhere/at/all"], env={"COLUMNS": "140"})
     assert result.exit_code == 2
-    assert "--data names /nowhere/at/all, which does not exist." in result.output
+    assert "The folder /nowhere/at/all, given as --data, does not exist." in result.output
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["explore", "--no-open", "--port", str(port)], env={"COLUMNS": "140"})

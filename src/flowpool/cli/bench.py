@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowpool.cli.terminal import DataOption, JsonOption, console, note, plain_errors, print_json, progress
+from flowpool.cli.terminal import DataOption, JsonOption, make_table, note, plain_errors, print_json, progress, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,22 +50,16 @@ def bench(
             paths += [write_rows(epochs, out / "trained.csv")] if epochs else []
             if as_json and paths:
                 print_json([*map(asdict, rows), *map(asdict, epochs)])
-            elif paths:
-                console().print(
-                    *([_table(rows)] if rows else []), *([_trained_table(epochs)] if epochs else []), sep="\n"
-                )
+            else:
+                for table in [*([_table(rows)] if rows else []), *([_trained_table(epochs)] if epochs else [])]:
+                    show(table)
             if paths:
                 note(f"{processor()}. Written: {', '.join(map(str, paths))}")
 
 
 def _table(rows: list[Measurement]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("case")
-    table.add_column("method")
-    for head in ("epsilon", "forward ms", "backward ms", "/ GMT", "stationary", "peak MB"):
-        table.add_column(head, justify="right")
+    heads = ("epsilon", "forward ms", "backward ms", "/ GMT", "stationary", "peak MB")
+    table = make_table("case", "method", *heads, words=2)
     for row in rows:
         table.add_row(
             row.case,
@@ -85,14 +79,9 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _trained_table(rows: list[TrainedRow]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("trained features")
-    table.add_column("method")
     heads = ("threads", "median ms", "worst ms", "/ GMT", "median / GMT", "epoch s", "stationary")
-    for head in (*heads, "singular", "settled", "slow graphs", "their steps"):
-        table.add_column(head, justify="right")
+    more = ("singular", "settled", "slow graphs", "their steps")
+    table = make_table("trained features", "method", *heads, *more, words=2)
     for row in rows:
         shares = (row.stationary, row.singular, row.settled, row.slow, row.slow_steps)
         table.add_row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flowpool.cli.terminal import DataOption, JsonOption, console, plain_errors, print_json
+from flowpool.cli.terminal import DataOption, JsonOption, make_table, plain_errors, print_json, show
 
 
 def data(data: DataOption = None, as_json: JsonOption = False) -> None:
@@ -16,11 +16,9 @@ def data(data: DataOption = None, as_json: JsonOption = False) -> None:
         if as_json:
             print_json([entry.as_data() for entry in entries])
             return
-        from rich.table import Table
-
-        table = Table("dataset", "found in", "checksum", "what it is", box=None, header_style="bold")
+        table = make_table("dataset", "found in", "checksum", "what it is", words=4)
         for entry in entries:
             place = f"{entry.found.source}: {entry.found.path}" if entry.found else "-"
             table.add_row(entry.name, place, (entry.sha256 or "-")[:12], entry.note)
-        console().print(table)
+        show(table)
         typer.echo("SHAPES, point clouds that mean and covariance cannot tell apart, is made when it is needed.")

@@ -10,18 +10,20 @@ import typer
 
 from flowpool.cli.frozen import evaluate_frozen
 from flowpool.cli.terminal import (
+    CAPTION,
     DataOption,
     JsonOption,
     complete_dataset,
     complete_pools,
-    console,
     fail,
     listed,
+    make_table,
     note,
     num_cores,
     plain_errors,
     print_json,
     run_folds,
+    show,
     tell_failures,
 )
 from flowpool.lab.names import (
@@ -250,7 +252,7 @@ def evaluate(
         if as_json:
             print_json(concluded.as_data())
         else:
-            console().print(_table(rows, first, f"{dataset}: {describe(identity)}"))
+            show(_table(rows, first, f"{dataset}: {describe(identity)}"))
             typer.echo(verdict(rows, first, identity))
         for row in rows:
             if warned := [result for result in row.results if result.warnings]:
@@ -266,15 +268,11 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _table(rows: list[Row], reference: str, title: str) -> Table:
-    from rich.table import Table
-
     from flowpool.lab.comparison import count, percent, points
 
     has_paper = any(row.paper is not None for row in rows)
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("pool")
-    for head in ["accuracy %", *(["paper"] if has_paper else []), f"minus {reference}", "p", "folds", "ms/epoch"]:
-        table.add_column(head, justify="right")
+    heads = ["accuracy %", *(["paper"] if has_paper else []), f"minus {reference}", "p", "folds", "ms/epoch"]
+    table = make_table("pool", *heads, title=title, caption=CAPTION)
     for row in rows:
         found = row.difference
         cells = [row.pool, percent(row.accuracy)]
@@ -282,6 +280,4 @@ def _table(rows: list[Row], reference: str, title: str) -> Table:
             cells.append(percent(row.paper) if row.paper else "")
         cells += [points(found), f"{found.p_value:.2f}"] if found else ["", ""]
         table.add_row(*cells, count(row), f"{1000 * row.seconds_per_epoch:.1f}")
-    table.caption = "± deviation over folds; difference in points (Nadeau-Bengio corrected standard error)"
-    table.caption_justify = "left"
     return table

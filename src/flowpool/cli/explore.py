@@ -25,7 +25,7 @@ def explore(
     from flowpool.explore.server import make_explorer
 
     if data is not None and not data.exists():
-        _refuse(f"--data names {data}, which does not exist.")
+        _refuse(f"The folder {data}, given as --data, does not exist.")
     try:
         explorer = make_explorer(None if data is None else str(data), runs, port)
     except OSError as error:

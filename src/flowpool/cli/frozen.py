@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from flowpool.cli.terminal import console, fail, note, plain_errors, print_json, run_folds, tell_failures
+from flowpool.cli.terminal import (
+    CAPTION,
+    fail,
+    make_table,
+    note,
+    plain_errors,
+    print_json,
+    run_folds,
+    show,
+    tell_failures,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,7 +89,7 @@ def evaluate_frozen(
         if as_json:
             print_json(concluded.as_data())
         else:
-            console().print(_table(concluded, dataset))
+            show(_table(concluded, dataset))
             for sentence in concluded.sources:
                 typer.echo(sentence)
         for row in concluded.rows:
@@ -96,16 +106,10 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _table(concluded: Conclusion, dataset: str) -> Table:
-    from rich.table import Table
-
     from flowpool.lab.frozen.summary import cells, describe, heads
 
     title = f"{dataset}: {describe(concluded.configuration)}"
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for place, head in enumerate(heads(concluded.reference)):
-        table.add_column(head, justify="right" if place else "left")
+    table = make_table(*heads(concluded.reference), title=title, caption=CAPTION)
     for row in concluded.rows:
         table.add_row(*cells(row))
-    table.caption = "± deviation over folds; difference in points (Nadeau-Bengio corrected standard error)"
-    table.caption_justify = "left"
     return table

@@ -14,11 +14,12 @@ from flowpool.cli.terminal import (
     JsonOption,
     PointsOption,
     complete_dataset,
-    console,
+    make_table,
     note,
     plain_errors,
     print_json,
     progress,
+    show,
 )
 
 if TYPE_CHECKING:
@@ -110,11 +111,7 @@ def _between(graphs: Sequence[GraphDataset], count: int | None, seed: int, out: 
 
 
 def _print_table(lines: Sequence[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for place, head in enumerate(lines[0]):
-        table.add_column(head, justify="left" if place < 2 else "right")
+    table = make_table(*lines[0], words=3)
     for line in lines:
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in line.values()))
-    console().print(table)
+    show(table)

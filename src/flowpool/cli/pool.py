@@ -69,7 +69,7 @@ def pool(
     try:
         with progress() as bar:
             task = bar.add_task(rows.name, total=rows.num_rows, completed=done, doing="")
-            if on == "local":
+            if on == "local" or not parts:
                 for count in job.run(parts, store):
                     bar.advance(task, count)
             else:

@@ -17,12 +17,15 @@ from flowpool.lab import names
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
     from flowpool.lab.results import Failure, Scored
 
 Value = TypeVar("Value")
 
+CAPTION = "± deviation over folds; difference in points (Nadeau-Bengio corrected standard error)"
 _WIDTH_WITHOUT_TERMINAL = 140  # a table in a file is not folded to the width of a terminal that is not there
+_ENDLESS = 10_000  # columns in which every table has room
 
 
 @contextmanager
@@ -70,6 +73,39 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     fixed = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, width=fixed, soft_wrap=False)
+
+
+def make_table(*heads: str, words: int = 1, title: str | None = None, caption: str | None = None) -> Table:
+    """A table without rows yet, whose first columns are words and whose others are numbers."""
+    from rich.table import Table
+
+    places = {"title_justify": "left", "caption_justify": "left"}
+    table = Table(title=title, caption=caption, box=None, header_style="bold", padding=(0, 2, 0, 0), **places)  # type: ignore[arg-type]
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place < words else "right")
+    return table
+
+
+def show(table: Table) -> None:
+    """Prints a table; where its columns have no room beside each other, every row as a paragraph."""
+    from rich.table import Table
+
+    where = console()
+    if where.measure(table, options=where.options.update(width=_ENDLESS)).minimum <= where.width:
+        where.print(table)
+        return
+    for line in (table.title, *zip(*(column.cells for column in table.columns), strict=True), table.caption):
+        if isinstance(line, tuple):
+            part = Table.grid(padding=(0, 2, 0, 0))
+            part.add_column(style="bold", no_wrap=True)
+            part.add_column(overflow="fold")
+            for column, cell in zip(table.columns, line, strict=True):
+                if cell:
+                    part.add_row(column.header, cell)
+            where.print(part)
+            where.print()
+        elif line:
+            where.print(line)
 
 
 def progress() -> Progress:

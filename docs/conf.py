@@ -33,7 +33,6 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["_build", "_ext", "gallery/**/*.ipynb", "gallery/**/*.py"]
-OPTIONAL = ("vectorizer", "doors", "explore", "reproduction")  # guides that belong to optional parts
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
@@ -95,20 +94,11 @@ def copy_formulas(app: object, error: Exception | None) -> None:
         shutil.copy(source, target)
 
 
-def leave_out(app: object, page: str, source: list[str]) -> None:
-    """Takes optional guides that are not there out of the table of contents."""
-    if page == "index":
-        for name in OPTIONAL:
-            if not (HERE / f"{name}.md").is_file():
-                source[0] = source[0].replace(f"\n{name}\n", "\n")
-
-
 def skip(app: object, what: str, name: str, *rest: object) -> bool | None:
-    """Methods that scikit-learn adds to every estimator are not ours to describe."""
-    return True if name.startswith("set_") and name.endswith("_request") else None
+    """Methods that scikit-learn adds to every estimator are not ours to describe, and torch calls ``extra_repr`` itself."""
+    return True if name == "extra_repr" or name.startswith("set_") and name.endswith("_request") else None
 
 
 def setup(app: object) -> None:
     app.connect("autodoc-skip-member", skip)  # type: ignore[attr-defined]
-    app.connect("source-read", leave_out)  # type: ignore[attr-defined]
     app.connect("build-finished", copy_formulas)  # type: ignore[attr-defined]

@@ -54,17 +54,21 @@ def differentiate(model: nn.Module, batch: GraphBatch) -> Tensor:
 
 
 def run_rank(rank: int, folder: Path) -> None:
-    """Trains on a share of the graphs and keeps the weights and the gradient of every epoch."""
+    """One process of the training. The wrapped model is gone before the group is: one that outlives it can hang with gloo."""
     dist.init_process_group("gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS)
-    model, batch = DistributedDataParallel(Model()), share(rank, RANKS)
+    torch.save(train(DistributedDataParallel(Model()), share(rank, RANKS)), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def train(model: nn.Module, batch: GraphBatch) -> dict[str, Tensor]:
+    """The weights before every epoch, and the gradient in it."""
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     weights, gradients = [], []
     for _ in range(EPOCHS):
         weights.append(nn.utils.parameters_to_vector(model.parameters()).detach())
         gradients.append(differentiate(model, batch))
         optimiser.step()
-    torch.save({"weights": torch.stack(weights), "gradients": torch.stack(gradients)}, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    return {"weights": torch.stack(weights), "gradients": torch.stack(gradients)}
 
 
 def test_two_distributed_processes_have_the_gradients_of_one_on_the_joined_batch(tmp_path: Path) -> None:

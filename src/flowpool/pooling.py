@@ -112,7 +112,7 @@ def flow_pool(
                 cost=cost,
                 epsilon=_outside_inference(epsilon),
                 relative=relative,
-                **asdict(options),
+                **vars(options),
                 on_failure=on_failure,
             )
     check_choice("on_failure", on_failure, ON_FAILURE)

@@ -232,6 +232,48 @@ def test_a_long_step_that_ends_uphill_has_jumped_over_the_minimum():
             assert flow.clock.step == pytest.approx(0.3 * step)
 
 
+def slide_on(flow, size):
+    """An implicit step without error that leaves a gradient of some size; then whatever follows the next first stage."""
+    if flow.request != STAGE:
+        assert flow.then() == STAGE
+    assert flow.then(length=0.0) == LAND
+    assert flow.then(ahead=-1.0, behind=-1.0, reached=size, error=0.0) == CURVE
+    assert flow.then() == SLIDE
+    return flow.then(length=1e-3 / (GAMMA * flow.clock.step), along=-10.0)
+
+
+def test_a_step_that_replaces_a_refused_one_does_not_grow():
+    flow = sliding(step=2.0)
+    flow.then()
+    flow.then(length=1e-3)
+    assert flow.then(ahead=1.0, behind=-1.0, reached=0.5, error=0.0) == SLIDE  # uphill
+    flow.clock.tried = True
+    slide_on(flow, 0.5)
+    assert flow.clock.step == pytest.approx(0.6)
+    flow.clock.tried = True
+    slide_on(flow, 0.25)
+    assert flow.clock.step == pytest.approx(3.0)  # and the next grows again
+
+
+def test_a_refused_newton_step_waits_until_the_gradient_has_halved_or_for_a_step_or_two():
+    for sizes, requests in (
+        ([0.49], [NEWTON]),
+        ([0.51, 0.99], [STAGE, NEWTON]),
+        ([0.9, 1.1, 1.9], [STAGE, STAGE, NEWTON]),
+        ([0.9, 0.2], [STAGE, NEWTON]),
+    ):
+        flow = jumping()
+        assert flow.then(length=1e-2) == TRY and flow.clock.size == 1.0
+        assert flow.then(reached=0.9) == STAGE  # refused
+        assert [slide_on(flow, size) for size in sizes] == requests
+    flow = jumping()
+    assert flow.then(length=1e-2) == TRY and flow.then(reached=0.9) == STAGE
+    flow.then(length=0.0)
+    flow.then(ahead=-1.0, behind=-1.0, reached=0.9, error=0.0)
+    flow.then()
+    assert flow.then(length=0.9e-5 / (GAMMA * flow.clock.step), along=-10.0) == NEWTON  # may be the end
+
+
 def test_newton_is_tried_when_the_flow_is_slow_and_the_step_is_short():
     near = NEAR * math.sqrt(4)
     for step, length, next_one in (

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from flowpool.core.constants import (
+    AGAIN,
     CRAWLING,
     ERROR,
     ERROR_RACE,
@@ -97,6 +98,8 @@ CLOCK = np.dtype(
         ("arrived", np.bool_),  # X' becomes X
         ("jumped", np.bool_),  # the last step was a Newton step: the next one is, too, if it can be
         ("tried", np.bool_),  # a Newton step from here was refused
+        ("again", np.float64),  # |G| up to which another one is worth a try
+        ("cut", np.bool_),  # the implicit step is a shorter one in place of one that was refused
         ("close", np.bool_),  # the Newton step is shorter than the tolerance
         ("singular", np.bool_),
         # What an engine measures.
@@ -136,6 +139,8 @@ def begin(clock: Any, step_size: float) -> int:
     clock.inner = FIRST_INNER
     clock.arrived = False
     clock.jumped = False
+    clock.again = math.inf
+    clock.cut = False
     clock.singular = False
     clock.residual = math.inf
     clock.phase = _RACED
@@ -264,6 +269,7 @@ def _slide(clock: Any) -> int:
 def _shorten(clock: Any, factor: float, near: float, tolerance: float, max_steps: int) -> int:
     """Refuses an implicit step: the next one from here is shorter."""
     clock.step = max(factor * clock.step, LEAST_STEP)
+    clock.cut = True
     if clock.steps >= max_steps:
         return _newton(clock, near, tolerance, max_steps)
     return _slide(clock)
@@ -275,7 +281,8 @@ def _slid(clock: Any, equal: bool, num_points: int, near: float, tolerance: floa
         clock.steps += 1
         return _shorten(clock, 0.3, near, tolerance, max_steps)
     shortest = _newton_at_least(clock, equal, num_points)
-    if not clock.tried and (shortest <= tolerance or (clock.step >= SLOW and shortest < near)):
+    hopeful = clock.step >= SLOW and shortest < near and clock.size <= clock.again
+    if not clock.tried and (shortest <= tolerance or hopeful):
         return _newton(clock, near, tolerance, max_steps)
     return _stay(clock, max_steps)
 
@@ -389,6 +396,8 @@ def _stay(clock: Any, max_steps: int) -> int:
         clock.shift = FLAT
         clock.phase = _CUT
         return DISTANCE
+    if clock.tried:
+        clock.again = AGAIN * clock.size
     if clock.jumped:
         clock.jumped = False
         return _slide(clock)
@@ -421,7 +430,10 @@ def _landed(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
     factor = 0.3 if climbed else _step_factor(clock.length)
     if climbed or clock.length > 1.0:
         return _shorten(clock, factor, near, tolerance, max_steps)
-    clock.step = _within(clock.step * factor, LEAST_STEP, MOST_STEP)
+    # What was refused once would be refused again: a step that replaces another is followed by one of its own length.
+    clock.step = _within(clock.step * (min(factor, 1.0) if clock.cut else factor), LEAST_STEP, MOST_STEP)
+    clock.cut = False
+    clock.again *= 2.0
     clock.arrived = True
     clock.size = clock.reached
     if not clock.size < math.inf:

@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from typing import Any, Literal, Unpack
 
@@ -199,7 +198,7 @@ class FlowPool(PointAggregation):
                 cost=geometry,
                 epsilon=self.epsilon,
                 relative=self.relative,
-                **asdict(self.options),
+                **vars(self.options),
                 on_failure="ignore",  # the layer acts on its own report
             )
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar, cast
 

@@ -20,7 +20,9 @@ NEAR = 0.1  # longest Newton step (rms) that is trusted to stay in the basin; 0.
 PROGRESS = 0.35  # factor by which a Newton step must reduce the gradient; where points merge it is (2 / 3)^3
 TINY, SLIGHT = 1e-3, 1e-8  # length of a Newton step, or what it gains in units of R^2, that cannot leave the basin,
 TINY_PROGRESS = 0.9  # and may then go on slowly
-AGAIN = 0.25  # share of |G| at which a Newton step was refused, up to which the next is tried; twice that after each step
+AGAIN = (
+    0.25  # share of |G| at which a Newton step was refused, up to which the next is tried; twice that after each step
+)
 MERGING = 0.15  # by how much the share of a Newton step that the next one has may differ from that of merging points
 UPHILL = 0.2  # slope at the end of a long step, relative to that at its start, at which it has jumped over the minimum
 CRAWLING = 1e-3  # speed below which a flow with steps of fixed length is taken to its limit by other steps

@@ -138,7 +138,8 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             offsets: or where each set begins in it, and the end, ``(B + 1,)``.
         """
         self._check_choices()
-        return self._fit(read_sets(X, sample_weight, groups=groups, offsets=offsets))
+        self._fit(read_sets(X, sample_weight, groups=groups, offsets=offsets))
+        return self
 
     def transform(
         self,
@@ -150,7 +151,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
     ) -> Floats:
         """One row per set, ``(B, n_features_out)``, float32 if the sets are; arguments as in :meth:`fit`."""
         check_is_fitted(self)
-        return self._transform(read_sets(X, sample_weight, groups=groups, offsets=offsets))
+        return self._weighted(self._pooled(read_sets(X, sample_weight, groups=groups, offsets=offsets)))
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit_transform(
@@ -162,10 +163,11 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         groups: ArrayLike | None = None,
         offsets: ArrayLike | None = None,
     ) -> Floats:
-        """:meth:`fit` and :meth:`transform` of the same sets, read once."""
+        """:meth:`fit` and :meth:`transform` of the same sets, read and pooled once."""
         self._check_choices()
         sets = read_sets(X, sample_weight, groups=groups, offsets=offsets)
-        return self._fit(sets)._transform(sets)
+        pooled = self._fit(sets)
+        return self._weighted(self._pooled(sets) if pooled is None else pooled)
 
     def _can_invert(self) -> bool:
         if self.by == "sliced":
@@ -245,7 +247,8 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         if self.by == "sliced" and not isinstance(self.reference, str):
             raise ValueError("by='sliced' has no reference; leave reference='kmeans'.")
 
-    def _fit(self, sets: Sets) -> Self:
+    def _fit(self, sets: Sets) -> Floats | None:
+        """Fits to the sets; what they were pooled to, if that was needed."""
         self.n_features_in_ = sets.members.shape[1]
         random = check_random_state(self.random_state)
         masses = sets.masses / len(sets)  # every set counts the same, however large
@@ -268,18 +271,30 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             self.reference_ = reference + (0 if self.by == "flow" else middle)
         if self.by in ("both", "sliced"):
             self.directions_ = _directions(self.n_features_in_, random)
-        if self.by == "both":
-            self.balance_ = 1.0
-            self.balance_ = self._balance(self._transform(sets))
-        return self
+        if self.by != "both":
+            return None
+        pooled = self._pooled(sets)
+        self.balance_ = self._balance(pooled)
+        return pooled
+
+    @property
+    def _on_lines(self) -> slice:
+        """The columns of slices, after those of shares in space."""
+        first = self._num_points * len(self.mean_) * (2 if self.spread else 1)
+        return slice(first, first + self.num_points * NUM_SLICES)
 
     def _balance(self, vectors: Floats) -> float:
         """The ratio by which the mean square between training sets differs in space and on lines."""
-        variances = vectors.var(axis=0, dtype=np.float64)
-        first = self._num_points * len(self.mean_) * (2 if self.spread else 1)
-        in_space, on_lines = variances[:first].sum(), variances[first:][: self.num_points * NUM_SLICES].sum()
+        variances, lines = vectors.var(axis=0, dtype=np.float64), self._on_lines
+        in_space, on_lines = variances[: lines.start].sum(), variances[lines].sum()
         # Sets that are all the same say nothing, and neither does the rounding by which they differ.
         return math.sqrt(in_space / on_lines) if min(in_space, on_lines) > _ROUNDING * self._unit else 1.0
+
+    def _weighted(self, vectors: Floats) -> Floats:
+        """Both halves with the weight that was fitted."""
+        if self.by == "both":
+            vectors[:, self._on_lines] *= self.balance_
+        return vectors
 
     def _centres(
         self, members: Floats, masses: NDArray[np.float64], random: np.random.RandomState, middle: Floats
@@ -304,7 +319,8 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         centres: NDArray[np.float64] = kmeans.cluster_centers_ / unit
         return centres
 
-    def _transform(self, sets: Sets) -> Floats:
+    def _pooled(self, sets: Sets) -> Floats:
+        """One row per set; slices have the weight with which they bound W_2 from below."""
         if sets.members.shape[1] != len(self.mean_):
             raise ValueError(
                 f"X has {sets.members.shape[1]} features, but {type(self).__name__} is expecting "
@@ -371,7 +387,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
 
     def _both(self, sets: Sets) -> list[NDArray[np.float64]]:
         points, _ = self._lines(sets)
-        return [column / math.sqrt(2) for column in (*self._step(sets), self.balance_ * points)]
+        return [column / math.sqrt(2) for column in (*self._step(sets), points)]
 
     def _sliced(self, sets: Sets) -> list[NDArray[np.float64]]:
         points, deviations = self._lines(sets)

@@ -166,6 +166,8 @@ def difference_error(case: Case, graph: int, points: Tensor, gradient: Tensor, w
 
     radius = float(variance(nodes).sqrt())
     step = 1e-5 * radius / float(direction.norm())
+    if step * float(direction.abs().max()) < 1e-11 * float(nodes.abs().max()):
+        return None  # nodes so near to each other that what they are moved by is lost in rounding
     # Points that have met are told apart again, or they could not part; unless rounding forbids it.
     start = points + 1e-9 * radius * torch.randn(points.shape, generator=torch.Generator().manual_seed(1)).double()
 

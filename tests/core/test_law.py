@@ -456,6 +456,12 @@ def test_the_cap_is_honest():
     flow.then(definite=False)
     assert flow.then(definite=True, length=0.7) == FINISHED
     assert (flow.clock.status, flow.clock.residual) == (MAX_STEPS, 0.7)
+    # A large shift makes the step short, which must not read as arrived.
+    flow = capped()
+    flow.then(definite=False)
+    flow.then(definite=False)
+    assert flow.then(definite=True, length=1e-9) == FINISHED
+    assert (flow.clock.status, flow.clock.residual) == (MAX_STEPS, 1e-5)
 
 
 def test_a_gradient_that_is_rounding_is_followed_no_further():

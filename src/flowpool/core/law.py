@@ -181,7 +181,7 @@ def advance(clock: Any, num_points: int, equal: bool, tolerance: float, max_step
         return _landed(clock, near, tolerance, max_steps)
     if phase == _LOOKED:
         return _looked(clock, num_points, tolerance, max_steps)
-    return _cut(clock)
+    return _cut(clock, tolerance)
 
 
 def _within(value: float, least: float, most: float) -> float:
@@ -441,10 +441,13 @@ def _landed(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
     return _tighten(clock)
 
 
-def _cut(clock: Any) -> int:
-    """Cut off: the Newton step left, with the Hessian shifted until it is definite."""
+def _cut(clock: Any, tolerance: float) -> int:
+    """Cut off: the Newton step left, with the Hessian shifted until it is definite.
+
+    A large shift makes it short, but nothing has shown that the flow is nearer to its end than the tolerance.
+    """
     if clock.definite or clock.shift > 1e2:
-        return _finish(clock, MAX_STEPS, clock.length if clock.definite else math.inf)
+        return _finish(clock, MAX_STEPS, max(clock.length, tolerance) if clock.definite else math.inf)
     clock.shift *= 10.0
     return DISTANCE
 

@@ -61,7 +61,7 @@ def respond_to_solution(graph, epsilon):  # type: ignore[no-untyped-def]
     tangent, here, count, hull = graph.double, graph.here, graph.count, graph.hull
     scale_direction(here.points, graph.solution, count, graph.dimension, epsilon, tangent.scaled)
     respond(graph, graph.nodes, graph.length, tangent, tangent.conditional)
-    self_plan_response(graph, here.points, graph.solution, epsilon)
+    self_plan_response(graph, graph.solution, epsilon)
     # Rows and columns of dP and dQ sum to zero, so only the inner products in the costs count.
     for j in range(0, graph.length, WIDTH):
         mass = load(graph.masses, 0, j)

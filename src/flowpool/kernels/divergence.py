@@ -91,7 +91,7 @@ def fill_gradient(graph, place):  # type: ignore[no-untyped-def]
         for c in range(0, width, WIDTH):
             pulled = load(place.pulled, i, c)
             store(place.gradient, i, c, subtract(multiply(balance, load(place.points, i, c)), pulled))
-    add_combinations(graph.self_plan, count, place.points, width, place.gradient)
+    add_combinations(graph.self_plan, count, count, place.points, width, place.gradient)
     for p in range(0, count * width, WIDTH):
         store(place.gradient, 0, p, multiply(splat(2.0), load(place.gradient, 0, p)))
 

@@ -126,12 +126,14 @@ GRAPH = Table(
     inverse=doubles(ONE, POINTS),
     self_gibbs=doubles(POINTS, POINTS),
     self_plan=doubles(POINTS, POINTS),  # Q
-    columns=doubles(COORDINATES, POINTS),  # X^T
+    columns=doubles(COORDINATES, POINTS),  # X^T where the gradient is taken
     scaled=doubles(POINTS, AFFINE),
     # The Hessian: what its products need,
     kept_self_plan=doubles(POINTS, POINTS),
     self_change=doubles(POINTS, POINTS),  # dQ
-    inner=doubles(POINTS, POINTS),  # X W^T
+    kept_columns=doubles(COORDINATES, POINTS),  # X^T
+    direction_columns=doubles(COORDINATES, POINTS),  # W^T
+    own=doubles(ONE, POINTS),  # x_i.w_i
     response=doubles(POINTS, POINTS),
     response_inverse=doubles(ONE, POINTS),
     self_response=doubles(POINTS, POINTS),

@@ -26,14 +26,15 @@ from flowpool.kernels.machine.lanes import (
     total,
     width_of,
 )
-from flowpool.kernels.machine.linear import add_combinations, factorise, padded, row_products, substitute
+from flowpool.kernels.machine.linear import add_combinations, factorise, padded, row_products, substitute, transpose
 from flowpool.kernels.machine.rows import stay_apart
+from flowpool.kernels.machine.vectors import fill
 from flowpool.kernels.sinkhorn import affine, schur_matrix
 
 
 @kernel
 def keep_plans(graph):  # type: ignore[no-untyped-def]
-    """Copies the plans of the last evaluation; products use the copy, while the next evaluation overwrites the plans."""
+    """Copies the points and plans of the last evaluation; products use the copy, while the next one overwrites the plans."""
     stay_apart()
     double, single, count = graph.double, graph.single, graph.count
     for i in range(count):
@@ -44,6 +45,7 @@ def keep_plans(graph):  # type: ignore[no-untyped-def]
             store(graph.kept_self_plan, i, k, load(graph.self_plan, i, k))
         to_single(graph.conditional, i, graph.length, single.conditional)
         to_single(graph.plan, i, graph.length, single.plan)
+    transpose(graph.here.points, count, graph.dimension, graph.kept_columns)
 
 
 @kernel
@@ -123,21 +125,34 @@ def respond(graph, nodes, length, tangent, weights):  # type: ignore[no-untyped-
 
 
 @kernel
-def self_plan_response(graph, points, direction, epsilon):  # type: ignore[no-untyped-def]
-    """Fills ``graph.self_change`` with dQ, ``(M, M)``."""
+def self_plan_response(graph, direction, epsilon):  # type: ignore[no-untyped-def]
+    """Fills ``graph.self_change`` with dQ, ``(M, M)``, for a move of the points at ``here``."""
     stay_apart()
-    count, change, inner, plan = graph.count, graph.self_change, graph.inner, graph.kept_self_plan
-    row_products(points, count, direction, 0, count, padded(graph.dimension), inner, False)
+    count, dimension, end = graph.count, graph.dimension, padded(graph.count)
+    change, plan, own, points = graph.self_change, graph.kept_self_plan, graph.own, graph.here.points
+    to_points, to_directions = graph.kept_columns, graph.direction_columns
+    transpose(direction, count, dimension, to_directions)
+    for k in range(0, end, WIDTH):
+        inner = splat(0.0)
+        for e in range(dimension):
+            inner = fma(load(to_points, e, k), load(to_directions, e, k), inner)
+        store(own, 0, k, inner)
+    fill(change, 0.0, count * end)
+    add_combinations(points, count, dimension, to_directions, end, change)
+    add_combinations(direction, count, dimension, to_points, end, change)
     for i in range(count):
-        row = 0.0
-        for k in range(count):
-            change[i, k] = 2.0 * ((inner[i, i] - inner[i, k]) + (inner[k, k] - inner[k, i]))
-            row += plan[i, k] * change[i, k]
-        graph.small_right[0, i] = row
+        row = splat(0.0)
+        for k in range(0, end, WIDTH):
+            apart = subtract(add(splat(own[0, i]), load(own, 0, k)), load(change, i, k))
+            apart = multiply(splat(2.0), apart)
+            store(change, i, k, apart)
+            row = fma(load(plan, i, k), apart, row)
+        graph.small_right[0, i] = total(row)
     substitute(graph.self_response, count, graph.self_response_inverse, graph.small_right, graph.step, 0)
     for i in range(count):
-        for k in range(count):
-            change[i, k] = plan[i, k] * (graph.step[0, i] + graph.step[0, k] - change[i, k]) / epsilon
+        for k in range(0, end, WIDTH):
+            moved = subtract(add(splat(graph.step[0, i]), load(graph.step, 0, k)), load(change, i, k))
+            store(change, i, k, multiply(multiply(splat(1.0 / epsilon), load(plan, i, k)), moved))
 
 
 @kernel
@@ -160,7 +175,7 @@ def hessian_product(graph, direction, epsilon, shift, fine, result):  # type: ig
         scale_direction(points, direction, count, dimension, epsilon, rough.scaled)
         respond(graph, graph.single_nodes, length, rough, rough.plan)
         row_products(rough.change, count, graph.single_nodes, 1, hull, length, result, False)
-    self_plan_response(graph, points, direction, epsilon)
+    self_plan_response(graph, direction, epsilon)
     width = padded(dimension)
     for i in range(count):
         for e in range(hull, width):
@@ -168,7 +183,7 @@ def hessian_product(graph, direction, epsilon, shift, fine, result):  # type: ig
         push = splat(shift * graph.point_masses[0, i])
         for c in range(0, width, WIDTH):
             store(result, i, c, subtract(multiply(push, load(direction, i, c)), load(result, i, c)))
-    add_combinations(graph.kept_self_plan, count, direction, width, result)
-    add_combinations(graph.self_change, count, points, width, result)
+    add_combinations(graph.kept_self_plan, count, count, direction, width, result)
+    add_combinations(graph.self_change, count, count, points, width, result)
     for p in range(0, count * width, WIDTH):
         store(result, 0, p, multiply(splat(2.0), load(result, 0, p)))

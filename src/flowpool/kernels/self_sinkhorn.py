@@ -10,7 +10,7 @@ import math
 from flowpool.core.constants import MAX_ITERATIONS, ROUNDING
 from flowpool.kernels.machine.jit import kernel
 from flowpool.kernels.machine.lanes import WIDTH, add, exponential, fma, load, multiply, splat, store, subtract
-from flowpool.kernels.machine.linear import factorise, padded, row_total, substitute
+from flowpool.kernels.machine.linear import factorise, padded, row_total, substitute, transpose
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill
 from flowpool.kernels.sinkhorn import FARTHEST, marginal_error
@@ -36,12 +36,7 @@ def solve_self_transport(graph, points, potential, epsilon, tolerance):  # type:
     count, dimension, point_masses = graph.count, graph.dimension, graph.point_masses
     end = padded(count)
     columns, kernel_rows = graph.columns, graph.self_gibbs
-    for k in range(count):
-        for e in range(dimension):
-            columns[e, k] = points[k, e]
-    for e in range(dimension):
-        for k in range(count, end):
-            columns[e, k] = 0.0
+    transpose(points, count, dimension, columns)
     for i in range(count):
         for k in range(0, end, WIDTH):
             square = splat(0.0)

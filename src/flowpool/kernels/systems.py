@@ -28,7 +28,7 @@ from flowpool.core.constants import (
 )
 from flowpool.kernels.hessian import shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import kernel
-from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store
+from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.kernels.machine.linear import factorise, padded, smallest_eigenvalue, smallest_pivot, substitute_rows
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill, inner_product, norm
@@ -47,6 +47,18 @@ def scale_points(one, factor, graph, result):  # type: ignore[no-untyped-def]
     for i in range(graph.count):
         for c in range(0, padded(graph.dimension), WIDTH):
             store(result, i, c, multiply(splat(factor * graph.point_masses[0, i]), load(one, i, c)))
+
+
+@kernel
+def weighted_square(rows, graph):  # type: ignore[no-untyped-def]
+    """``sum_i 2 a_i |w_i|^2``."""
+    stay_apart()
+    result = splat(0.0)
+    for i in range(graph.count):
+        for c in range(0, padded(graph.dimension), WIDTH):
+            value = load(rows, i, c)
+            result = fma(multiply(splat(2.0 * graph.point_masses[0, i]), value), value, result)
+    return total(result)
 
 
 @kernel
@@ -103,8 +115,7 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
     """
     stay_apart()
     rest, search, image, ready, solution = graph.rest, graph.search, graph.image, graph.ready, graph.solution
-    count, dimension = graph.count, graph.dimension
-    numbers = count * padded(dimension)
+    numbers = graph.count * padded(graph.dimension)
     copy(graph.right, rest, numbers)
     solve_model(graph, factor, pivots, rest, ready)
     strength = inner_product(rest, ready, numbers)
@@ -123,10 +134,7 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
             break
         hessian_product(graph, search, epsilon, shift, fine, image)
         curvature = inner_product(search, image, numbers)
-        weight = 0.0
-        for i in range(count):
-            for e in range(dimension):
-                weight += 2.0 * graph.point_masses[0, i] * search[i, e] * search[i, e]
+        weight = weighted_square(search, graph)
         if not curvature > least * weight:
             return curvature / weight if curvature <= 0.0 or curvature > 0.0 else -math.inf
         flattest = min(flattest, curvature / weight)

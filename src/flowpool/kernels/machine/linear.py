@@ -252,8 +252,8 @@ def row_products(left, left_count, right, right_first, right_count, length, resu
 
 
 @kernel
-def add_combinations(weights, count, rows, width, result):  # type: ignore[no-untyped-def]
-    """``result[i] += sum_k weights[i, k] rows[k]`` for i, k < ``count``, four rows at a time."""
+def add_weighted_rows(weights, count, rows, length, width, result):  # type: ignore[no-untyped-def]
+    """``result[i] += sum_k weights[i, k] rows[k]`` for i < ``count`` and k < ``length``, four rows at a time."""
     stay_apart()
     for i0 in range(0, count, 4):
         # At the rim the last row is repeated; the same numbers are then written twice.
@@ -265,7 +265,7 @@ def add_combinations(weights, count, rows, width, result):  # type: ignore[no-un
             sum1 = load(result, i1, c)
             sum2 = load(result, i2, c)
             sum3 = load(result, i3, c)
-            for k in range(count):
+            for k in range(length):
                 value = load(rows, k, c)
                 sum0 = fma(splat(weights[i0, k]), value, sum0)
                 sum1 = fma(splat(weights[i1, k]), value, sum1)
@@ -275,6 +275,12 @@ def add_combinations(weights, count, rows, width, result):  # type: ignore[no-un
             store(result, i1, c, sum1)
             store(result, i2, c, sum2)
             store(result, i3, c, sum3)
+
+
+@shared
+def add_combinations(weights, count, rows, width, result):  # type: ignore[no-untyped-def]
+    """:func:`add_weighted_rows` for a square matrix of weights."""
+    add_weighted_rows(weights, count, rows, count, width, result)
 
 
 @shared

@@ -8,8 +8,7 @@ the number of threads. What happens between passes is small, and decided by the 
 
 Every gradient, every Newton step and the residual are those of all nodes. A sample of them helps in two places where no
 more than a digit or two is needed: it says from which potentials to start, and it gives the Hessian of an implicit step,
-which keeps its order with any matrix, while that is short. (With steps of up to 30 a sample of 4096 nodes cost more steps
-than it saved, and one minimum of ten.)
+which keeps its order with any matrix, while that is short (:data:`SAMPLE`; ``docs/numerics.md`` has what was tried).
 """
 
 from __future__ import annotations

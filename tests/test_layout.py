@@ -149,6 +149,19 @@ def test_only_the_machine_of_the_kernels_knows_numba() -> None:
                 assert module.startswith("kernels.machine") or folder(module) in ("cli", "lab"), module
 
 
+def test_kernels_are_made_of_the_files_whose_digest_their_cache_carries() -> None:
+    """An edit of any other file compiles nothing again."""
+    from flowpool.kernels.machine.jit import sources
+
+    known = {module_name(path) for path in sources()}
+    assert {"core.law", "kernels.batch", "kernels.machine.jit", "step.balance_kernels"} <= known
+    for module in known:
+        assert imports(SOURCES[module]) <= known, f"{module} imports {imports(SOURCES[module]) - known}"
+    for module, tree in SOURCES.items():
+        makes_kernels = "kernels.machine.jit" in imports(tree)
+        assert not makes_kernels or module in known or folder(module) in ("cli", "lab"), module
+
+
 def test_importing_the_package_imports_nothing_heavy() -> None:
     eager = imports(at_import(SOURCES["__init__"]))
     assert not eager, f"flowpool imports {eager} before anyone has asked"

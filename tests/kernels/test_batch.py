@@ -16,6 +16,7 @@ from flowpool.core.constants import RIDGE
 from flowpool.core.divergence import make_energy
 from flowpool.core.flow import follow
 from flowpool.kernels import batch as compiled
+from flowpool.kernels.large import LargeGraph
 
 Array = NDArray[np.float64]
 RESOLUTION = 1e-10
@@ -320,6 +321,32 @@ def test_reading_nodes_in_blocks_changes_nothing(many_nodes: tuple[Any, ...], mo
     np.testing.assert_allclose(found.nodes, gradients.nodes, atol=1e-10 * np.abs(gradients.nodes).max())
     np.testing.assert_allclose(np.ptp(found.masses - gradients.masses), 0.0, atol=1e-10 * np.ptp(gradients.masses))
     np.testing.assert_allclose(found.epsilon, gradients.epsilon, rtol=1e-9)
+
+
+@pytest.mark.parametrize("max_steps", [1000, 18])
+def test_a_sample_of_the_nodes_changes_nothing(monkeypatch: pytest.MonkeyPatch, max_steps: int) -> None:
+    """It gives the first potentials and the Hessian of short implicit steps; the residual is that of all nodes."""
+    rng = np.random.default_rng(4)
+    centres = 2.0 * rng.standard_normal((4, 3))
+    nodes = centres[rng.integers(4, size=9000)] + rng.standard_normal((9000, 3))
+    arguments = batch([nodes], 4, 0.3, masses=[rng.uniform(0.5, 1.5, 9000)])
+    monkeypatch.setattr("flowpool.kernels.large.SAMPLE", 1)
+    sizes: list[int] = []
+    take = LargeGraph._moments
+
+    def moments(self: LargeGraph, *where: Array) -> Array:
+        sizes.append(len(self.nodes))
+        return take(self, *where)
+
+    monkeypatch.setattr(LargeGraph, "_moments", moments)
+    sampled = solve(arguments, 1e-9, max_steps=max_steps)
+    assert sizes[0] < 200 and sizes[-1] == 9000
+    monkeypatch.setattr("flowpool.kernels.batch.FEWEST", 10**9)
+    expected = solve(arguments, 1e-9, max_steps=max_steps)
+    assert sampled.status[0] == expected.status[0] == (0 if max_steps == 1000 else 3)
+    if max_steps == 1000:
+        np.testing.assert_allclose(sampled.points, expected.points, atol=1e-9)
+    np.testing.assert_allclose(sampled.residual, expected.residual, rtol=0.2, atol=1e-9)
 
 
 def test_threads_share_the_nodes_of_a_graph_without_a_trace(many_nodes: tuple[Any, ...]) -> None:

@@ -1,7 +1,7 @@
 """How the kernels are compiled, and where the compiled code is kept.
 
 Only the entry points are cached on disk; they contain everything they call. Numba notices a change of the file an entry
-point stands in, but not of the others, so the folder carries a digest of all of them. A cached file is used only if its
+point stands in, but not of the others, so the folder carries a digest of all (:func:`sources`). A cached file is used only if its
 checksum stands beside it: what is damaged is thrown away and compiled again, and where nothing can be written the kernels
 are compiled for the process alone.
 
@@ -13,12 +13,14 @@ Two switches of the environment, for tests:
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import Any
 
 import numba
 from numba import njit
+from numba.core import event
 from numba.extending import register_jitable
 
 from flowpool.kernels.errors import KernelError
@@ -42,11 +45,12 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "ns
 _log = logging.getLogger("flowpool")
 _announced = False
 _lock = threading.RLock()  # Numba compiles one thing at a time, and so do we
+SILENCE = 5.0  # seconds after which something is said of a compilation that still goes on
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """A function that kernels call. Compiled the quick way it can neither print nor raise."""
-    return quick.part(function, _OPTIONS) if QUICK else njit(**_OPTIONS)(function)
+    return quick.by_types(njit(**quick.PART, **_OPTIONS)(function)) if QUICK else njit(**_OPTIONS)(function)
 
 
 # A plain function in Python, a kernel in kernels.
@@ -55,7 +59,7 @@ shared = register_jitable(**(quick.PART if QUICK else {}), **_OPTIONS)
 
 def allocating(function: Callable[..., Any]) -> Any:
     """A function that kernels call and that may make arrays."""
-    return njit(**_OPTIONS)(function)
+    return quick.by_types(njit(**_OPTIONS)(function)) if QUICK else njit(**_OPTIONS)(function)
 
 
 def _announce() -> None:
@@ -64,7 +68,44 @@ def _announce() -> None:
     if not _announced:
         _announced = True
         where = f"kept in {_FOLDER}" if _FOLDER else "for this process only: there is no private cache folder"
-        _log.warning("Compiling kernels; this takes half a minute, once (%s).", where)
+        _log.warning("Compiling kernels; this takes a quarter of a minute, once (%s).", where)
+
+
+class _Watch(event.Listener):
+    """Looks on while an entry point is compiled: no garbage is collected meanwhile, and every few seconds it says how far it is.
+
+    Compiling makes millions of objects that live until its end; looking through them takes a seventh of the time. Numba
+    compiles one thing at a time, and so sends no two events at once.
+    """
+
+    def __init__(self) -> None:
+        self.entries: set[Any] = set()  # dispatchers of entry points
+        self.current: Any = None  # the one that is compiled
+        self.functions, self.collects, self.said = 0, False, 0.0
+
+    def on_start(self, event: Any) -> None:
+        if self.current is None and event.data["dispatcher"] in self.entries:
+            self.current, self.collects, self.said = event.data["dispatcher"], gc.isenabled(), time.monotonic()
+            gc.disable()
+        if self.current is not None:
+            self.functions += 1
+            if time.monotonic() > self.said + SILENCE:
+                self.said = time.monotonic()
+                _log.warning("Still compiling kernels: %d functions so far.", self.functions)
+
+    def on_end(self, event: Any) -> None:
+        if event.data["dispatcher"] is self.current:
+            self.rest()
+
+    def rest(self) -> None:
+        """Leaves the collector as it was found."""
+        if self.current is not None and self.collects:
+            gc.enable()
+        self.current = None
+
+
+_watch = _Watch()
+event.register("numba:compile", _watch)
 
 
 class entry:  # noqa: N801 - a decorator
@@ -94,7 +135,7 @@ class entry:  # noqa: N801 - a decorator
         with _lock:
             if self._dispatcher is not None:
                 return self._dispatcher
-            dispatcher = njit(nogil=True, **_OPTIONS)(self.function)
+            dispatcher = self._compiler()
             if not self._trusted_files():
                 _announce()
             if _FOLDER is not None:
@@ -114,9 +155,14 @@ class entry:  # noqa: N801 - a decorator
                 raise KernelError(f"{self.name} could not be compiled: {error}") from error
             if self._dispatcher is failed:
                 _log.warning("The cache of %s cannot be used (%s): compiling for this process only.", self.name, error)
-                self._dispatcher = njit(nogil=True, **_OPTIONS)(self.function)
+                self._dispatcher = self._compiler()
                 self._uncached = True
             return self
+
+    def _compiler(self) -> Any:
+        dispatcher = njit(nogil=True, **_OPTIONS)(self.function)
+        _watch.entries.add(dispatcher)
+        return dispatcher
 
     def _files(self) -> list[Path]:
         return [] if _FOLDER is None else list(_FOLDER.rglob(f"*.{self.name}-*.nb?"))
@@ -152,12 +198,16 @@ def _digest(path: Path) -> str:
         return "unreadable"
 
 
+def sources() -> list[Path]:
+    """The files that compiled code is made of: no kernel imports from another."""
+    package = Path(__file__).parents[2]
+    shared = [package / "core" / "constants.py", package / "core" / "law.py", package / "status.py"]
+    return [*shared, *sorted((package / "kernels").rglob("*.py")), *sorted((package / "step").glob("*_kernels.py"))]
+
+
 def _cache_folder() -> Path | None:
     """A folder that belongs to this user alone, or ``None`` where there cannot be one."""
-    package = Path(__file__).parents[2]
-    folders = (package / "core", package / "kernels", package / "step")
-    sources = [*sorted(path for folder in folders for path in folder.rglob("*.py")), package / "status.py"]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources()))
     digest.update(f"{numba.__version__} {sys.version} {CHECKED} {QUICK}".encode())
     root = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
     try:
@@ -181,9 +231,10 @@ _FOLDER = _cache_folder()
 
 
 def _forget() -> None:
-    """In a forked child the lock may be held by a thread that does not exist there."""
+    """In a forked child the lock may be held by a thread that does not exist there, and that will not end what it began."""
     global _lock
     _lock = threading.RLock()
+    _watch.rest()
 
 
 if hasattr(os, "register_at_fork"):

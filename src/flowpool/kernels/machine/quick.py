@@ -8,10 +8,9 @@ the plain way, which is taken with versions of Numba that this has not been trie
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from numba import njit, types
+from numba import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 
@@ -67,9 +66,8 @@ _NEEDLESS = {
 PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _PartCompiler}
 
 
-def part(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """A kernel, compiled once for each set of types; Numba on its own compiles it again for each constant it is given."""
-    dispatcher = njit(**PART, **options)(function)
+def by_types(dispatcher: Any) -> Any:
+    """Compiled once for each set of types; Numba on its own compiles again for each constant that is passed on."""
     resolve = dispatcher.get_call_template
 
     def of_types(arguments: Any, keywords: Any) -> Any:

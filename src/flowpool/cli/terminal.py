@@ -79,8 +79,7 @@ def make_table(*heads: str, words: int = 1, title: str | None = None, caption: s
     """A table without rows yet, whose first columns are words and whose others are numbers."""
     from rich.table import Table
 
-    places = {"title_justify": "left", "caption_justify": "left"}
-    table = Table(title=title, caption=caption, box=None, header_style="bold", padding=(0, 2, 0, 0), **places)  # type: ignore[arg-type]
+    table = Table(title=title, caption=caption, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place < words else "right")
     return table
@@ -91,21 +90,24 @@ def show(table: Table) -> None:
     from rich.table import Table
 
     where = console()
+    # Printed by themselves: a table folds its title and caption to the width of its columns.
+    title, caption, table.title, table.caption = table.title, table.caption, None, None
+    if title:
+        where.print(title, style="italic", highlight=False)
     if where.measure(table, options=where.options.update(width=_ENDLESS)).minimum <= where.width:
         where.print(table)
-        return
-    for line in (table.title, *zip(*(column.cells for column in table.columns), strict=True), table.caption):
-        if isinstance(line, tuple):
+    else:
+        for row in zip(*(column.cells for column in table.columns), strict=True):
             part = Table.grid(padding=(0, 2, 0, 0))
             part.add_column(style="bold", no_wrap=True)
             part.add_column(overflow="fold")
-            for column, cell in zip(table.columns, line, strict=True):
+            for column, cell in zip(table.columns, row, strict=True):
                 if cell:
                     part.add_row(column.header, cell)
             where.print(part)
             where.print()
-        elif line:
-            where.print(line)
+    if caption:
+        where.print(caption, style="dim italic", highlight=False)
 
 
 def progress() -> Progress:

@@ -286,7 +286,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         patch.setattr(parquet, "write_table", full)
         result = run("in", "out")
     assert result.exit_code == 1
-    assert "No space left on device. Finished parts are in out; the same command goes on from there." in result.stderr
+    assert "No space left on device. Finished parts are in out; the same command continues from there." in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert len(contents(Path("out"))) == 3
     assert run("in", "out").exit_code == 0

@@ -44,10 +44,10 @@ def kept(
         ),
     ] = None,
     features: Annotated[
-        Literal["linear", "propagated"], typer.Option(help="Node features behind a random linear layer, or without it.")
+        Literal["linear", "propagated"], typer.Option(help="Node features after a random linear layer, or without one.")
     ] = "linear",
     count: Annotated[
-        int | None, typer.Option(help="Graphs of each dataset, drawn with the seed.", show_default="all")
+        int | None, typer.Option(help="Number of graphs of each dataset, drawn with the seed.", show_default="all")
     ] = None,
     points: PointsOption = 5,
     between: Annotated[
@@ -61,7 +61,7 @@ def kept(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what pooling keeps: exact Wasserstein distances between nodes and pooled points, for every pool of points."""
+    """Measure what pooling keeps: exact Wasserstein distances from nodes to pooled points, for every pool that gives points."""
     with plain_errors():
         from flowpool.lab.evaluate import load_graphs
         from flowpool.lab.figures import style

@@ -1,4 +1,4 @@
-"""What a layer tells about its last call, and what it does about graphs that were not pooled."""
+"""What a layer reports about its last call, and what it does about graphs that were not pooled."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ class Memory(threading.local):
     def conclude(self, report: Report, device: torch.device, on_failure: OnFailure) -> None:
         """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""
         self._last = report, device
-        hint = "Shown once per layer and kind; the layer's report has every call."
+        hint = "Shown once per layer and kind of status; the layer's report has the status of every graph."
         act_on_failures(report.status, on_failure, self._announced, hint)

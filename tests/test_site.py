@@ -112,7 +112,12 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path, pages: dic
     expected = {f"flowpool.{name}" for name in flowpool.__all__ if name not in modules}
     expected |= {f"module-flowpool.{name}" for name in modules}
     # Doors too, whether their libraries are installed or not.
-    expected |= {"flowpool.sklearn.FlowVectorizer", "flowpool.jax.flow_pool", "flowpool.arrow.pool_arrow", "flowpool.tgp.FlowPooling"}
+    expected |= {
+        "flowpool.sklearn.FlowVectorizer",
+        "flowpool.jax.flow_pool",
+        "flowpool.arrow.pool_arrow",
+        "flowpool.tgp.FlowPooling",
+    }
     assert expected <= places
 
 

@@ -24,7 +24,12 @@ _GROUPS = {
     "references": ("References", "", ["references"]),
     "masses": ("Node masses", "", ["masses"]),
 }
-_DOORS = {"sklearn": "sklearn", "jax": "jax", "arrow": "pyarrow", "tgp": "tgp"}  # by the library that each of them needs
+_DOORS = {
+    "sklearn": "sklearn",
+    "jax": "jax",
+    "arrow": "pyarrow",
+    "tgp": "tgp",
+}  # by the library that each of them needs
 _MEMBERS = "   :members:\n   :show-inheritance:\n"
 
 

@@ -137,7 +137,9 @@ def flow_pool(
             pooled = _pool_on_host(given, dim_size, relative, options)
     if not torch.compiler.is_compiling():  # a traced graph has no side effects
         status = pooled.host.status
-        act_on_failures(status, on_failure, _announced, "Shown once per kind of status; the result has the status of every graph.")
+        act_on_failures(
+            status, on_failure, _announced, "Shown once per kind of status; the result has the status of every graph."
+        )
     return pooled
 
 

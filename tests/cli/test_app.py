@@ -110,7 +110,9 @@ def test_a_package_that_a_command_needs_is_named() -> None:
     )
     done = python(program)
     assert done.returncode == 2
-    assert done.stderr == "Error: The package torch_geometric is missing; install it with pip install 'flowpool[lab]'.\n"
+    assert (
+        done.stderr == "Error: The package torch_geometric is missing; install it with pip install 'flowpool[lab]'.\n"
+    )
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

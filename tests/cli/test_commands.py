@@ -143,7 +143,7 @@ def test_folders_are_named_by_configuration() -> None:
         ([*SHORT, "--layers", "3"], "--layers is an option of the backbone gin; sgc has one layer"),
         ([*SHORT, "--data", "nowhere"], "nowhere, given as data, does not exist"),
         (["evaluate", "NO_SUCH_SET"], "Dataset 'NO_SUCH_SET' was not found"),
-        (["evaluate", "../x"], "is no dataset name"),
+        (["evaluate", "../x"], "is not a dataset name"),
         (["pool", "MUTAG", "out.csv"], "must end with .parquet or .npz"),
         (["pool", "MUTAG", "nowhere/out.npz"], "The folder nowhere does not exist"),
         (["pool", "NO_SUCH_SET", "out.npz"], "was not found"),

@@ -22,7 +22,9 @@ def bench(
     ott_steps: Annotated[int, typer.Option(help="Steps of the paper's scheme with OTT, if OTT is installed.")] = 100,
     trained: Annotated[
         str | None,
-        typer.Option(help="Measure only on features of trained networks, and epochs of training: for these datasets, or 'all'."),
+        typer.Option(
+            help="Measure only on features of trained networks, and epochs of training: for these datasets, or 'all'."
+        ),
     ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,

@@ -57,7 +57,10 @@ def evaluate(
         str, typer.Option(help="Pools to compare, separated by commas, or all.", autocompletion=complete_pools)
     ] = "flow,sort,sum,mean",
     protocol: Annotated[
-        Protocol, typer.Option(help="One setting per fold; a grid search and three final runs; or only a support vector machine.")
+        Protocol,
+        typer.Option(
+            help="One setting per fold; a grid search and three final runs; or only a support vector machine."
+        ),
     ] = "paper",
     preset: Annotated[
         Preset,
@@ -131,7 +134,11 @@ def evaluate(
     reference: Annotated[Reference, typer.Option(help="Where the flow starts.", rich_help_panel=_FLOW)] = "normal",
     reference_seed: Annotated[
         int | None,
-        typer.Option(help="Use one reference for all folds, drawn with this seed.", show_default="one for each fold", rich_help_panel=_FLOW),
+        typer.Option(
+            help="Use one reference for all folds, drawn with this seed.",
+            show_default="one for each fold",
+            rich_help_panel=_FLOW,
+        ),
     ] = None,
     debias: Annotated[
         bool,
@@ -162,7 +169,9 @@ def evaluate(
     learning_rate: Annotated[
         str | None,
         typer.Option(
-            help="Learning rate of Adam.", show_default="0.01; errica: 0.01,0.001; strong: 0.002", rich_help_panel=_TRAINING
+            help="Learning rate of Adam.",
+            show_default="0.01; errica: 0.01,0.001; strong: 0.002",
+            rich_help_panel=_TRAINING,
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Graphs per training step.", rich_help_panel=_TRAINING)] = 32,

@@ -30,7 +30,9 @@ def explore(
     try:
         explorer = make_explorer(None if data is None else str(data), runs, port)
     except OSError as error:
-        fail(f"Port {port} cannot be used: {error.strerror}. Pass another --port, or leave it out to take a free one.", 2)
+        fail(
+            f"Port {port} cannot be used: {error.strerror}. Pass another --port, or leave it out to take a free one.", 2
+        )
     typer.echo(explorer.url)
     typer.echo("Ctrl-C stops it.", err=True)
     threading.Thread(target=explorer.warm_up, daemon=True).start()

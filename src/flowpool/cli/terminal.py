@@ -203,7 +203,9 @@ def complete_pools(incomplete: str) -> list[str]:
 
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="Folder with datasets in TU format, zipped or not; default: the environment variable FLOWPOOL_DATA."),
+    typer.Option(
+        help="Folder with datasets in TU format, zipped or not; default: the environment variable FLOWPOOL_DATA."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PointsOption = Annotated[int, typer.Option(help="Points M per graph.")]

@@ -32,7 +32,7 @@ from flowpool.results import Pooled
 
 @takes_options
 class FlowPool(PointAggregation):
-    r"""The M points of each graph whose Sinkhorn divergence to its node features is least, one after the other.
+    r"""The M points of each graph with the least Sinkhorn divergence to its node features, concatenated to one row.
 
     .. math:: X^* = \arg\min_X S_\varepsilon(X, Y), \quad \text{reached by the Wasserstein gradient flow from } X^{(0)}
 

@@ -70,8 +70,9 @@ class Report:
         if bool(self.settled.any()):
             counts += f" ({int(self.settled.sum())} settled in a valley)"
         worst = float(self.residual.nan_to_num(0.0).max())
-        summary = f"{self.status.numel()} graphs: {counts}; at most {int(self.steps.max())} steps, residual {worst:.1e}"
-        return f"{summary}; {self.where}"
+        graphs, steps = self.status.numel(), int(self.steps.max())
+        summary = f"{graphs} graph{'s' * (graphs != 1)}: {counts}; at most {steps} step{'s' * (steps != 1)}"
+        return f"{summary}, residual {worst:.1e}; {self.where}"
 
 
 class Memory(threading.local):

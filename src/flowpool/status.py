@@ -36,8 +36,8 @@ _ADVICE = {
     "check the layer before the pool.",
     Status.MAX_STEPS: "The flow was not stationary within max_steps; raise max_steps, or epsilon if it is below 0.03. "
     "Where the cost bends sharply, as |x - y|^p with p < 2 does at x = y, a costs.Euclidean(p, radius) is smooth.",
-    Status.SINGULAR: "Stationary, but the minimiser is not isolated, so its gradient is the minimum-norm one. Possible causes: twin "
-    "nodes, more points than nodes, merged points (fewer points or a larger epsilon help), or a cost that ignores some "
+    Status.SINGULAR: "Stationary, but the minimiser is not isolated, so its gradient is the minimum-norm one. Possible causes: "
+    "twin nodes, more points than nodes, merged points (fewer points or a larger epsilon help), or a cost that ignores some "
     "directions (cosine, a Mahalanobis cost of low rank); Pooled.cause says which.",
     Status.NONFINITE: "The numbers overflowed inside the solver; rescale the features or raise epsilon.",
 }

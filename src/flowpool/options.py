@@ -111,7 +111,7 @@ class Options:
 
 @dataclass(frozen=True)
 class LayerOptions(Options):
-    """:class:`Options`, and what the layers besides know of the problem and of trouble with it."""
+    """:class:`Options`, and what only layers need: the problem, and what to do about failures."""
 
     epsilon: float = 0.1
     relative: bool = True

@@ -29,8 +29,8 @@ demo: .venv/lab
 	$(BIN)/flowpool evaluate MUTAG --pools flow,sort,sum,mean
 	@echo "The same with graphs padded with mass, through which their size leaks (docs/reproduction.md):"
 	$(BIN)/flowpool evaluate MUTAG --pools flow,sort,sum,mean --padding mass
-	@echo "What one sees: as stated, the model is far from the paper's 82.5 for flow; padded with mass it gets there, and so"
-	@echo "does a plain mean that is padded alike, since it is the size of the graphs that counts (docs/reproduction.md)."
+	@echo "In short: as stated, the model is far from the paper's 82.5 for flow. Padded with mass it gets there, but so does a"
+	@echo "plain mean that is padded in the same way: what counts is the size of the graphs (docs/reproduction.md)."
 
 # Workers with one thread each: more would wait for one another.
 test: .venv/dev

@@ -38,6 +38,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
+autodoc_mock_imports = reference_pages.absent()
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 88
 napoleon_google_docstring = True

@@ -1,8 +1,8 @@
 """Handwritten digits as weighted clouds in the plane: from images to 98 % with 33 numbers per image.
 
 An image is the set of its inked pixels, each with its ink as weight. `FlowVectorizer` sends every image to the same
-eight reference points; where the ink of each eighth lies, and how far it is spread, is the vector of `by="step"`. (By
-default slices stand beside it, in 512 more numbers, which digits do not need.)
+eight reference points; where the ink of each eighth lies, and how widely it is spread, is the vector of `by="step"`. (By
+default slices add 512 more numbers, which digits do not need.)
 """
 
 from pathlib import Path

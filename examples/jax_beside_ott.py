@@ -1,7 +1,8 @@
 """The paper's scheme, by OTT-JAX and jaxopt, beside flow_pool: the same points and the same gradients.
 
 Algorithm 1 descends the Sinkhorn divergence with a fixed step, with plans from OTT's Sinkhorn, and jaxopt solves the linear system
-of its implicit gradient. It comes as near to the pooled points as it is given steps. ``flow_pool`` ends where that flow ends.
+of its implicit gradient. The more steps it takes, the closer it comes to the
+pooled points. ``flow_pool`` ends where that flow ends.
 """
 
 import sys

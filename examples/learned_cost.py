@@ -1,8 +1,8 @@
-"""A cost of your own, with parameters that are learnt through the pool.
+"""A cost of your own, with parameters that are learned through the pool.
 
-Every cloud has two groups that are apart along the first feature; the second feature is loud noise. Under the plain
-squared Euclidean cost the two pooled points are torn apart by the noise. The learned cost finds out by itself that the
-second feature is of no use.
+Every cloud has two groups that differ in the first feature; the second feature is strong noise. Under the plain
+squared Euclidean cost the noise pulls the two pooled points apart. The learned cost finds out by itself that the
+second feature is useless.
 """
 
 import torch

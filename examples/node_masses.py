@@ -1,4 +1,4 @@
-"""Node masses: how much of the graph each node stands for."""
+"""Node masses: how much of the graph each node accounts for."""
 
 import torch
 from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
 """The paper, line by line: one cloud, Algorithm 1, the implicit gradient of section 8.2, the example of section 9.1.
 
 Nothing here is relative and nothing is chosen for you: X^(0), epsilon, tau, L and lambda are absolute numbers. For anything
-but a comparison with the paper use ``FlowPool``, which goes on until the points are stationary.
+but a comparison with the paper use ``FlowPool``, which continues until the points are stationary.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Point clouds of any size as vectors of one length, without any graph and without PyTorch Geometric.
 
 Rings and discs are drawn with 20 to 60 points each, somewhere in the plane. With four pooled points per cloud the
-nearest neighbour of a ring is a ring, and each pooled point can say which points of its cloud it stands for.
+nearest neighbour of a ring is a ring, and each pooled point can say which points of its cloud it represents.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What became of each graph: the report of a layer, and the full record behind it."""
+"""What happened to each graph: the report of a layer, and the full record behind it."""
 
 import warnings
 

@@ -5,6 +5,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -58,3 +59,20 @@ def test_every_row_of_the_contract_is_there_once_and_is_shown() -> None:
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     targets = [link for link in LINK.findall(text_of(page)) if not re.match(r"[a-z]+:", link)]
     assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_the_workflow_calls_make_targets_that_exist() -> None:
+    jobs = yaml.safe_load(text_of(ROOT / ".github" / "workflows" / "ci.yml"))["jobs"]
+    runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    called = {target for run in runs for target in re.findall(r"make (\S+)", run)}
+    assert called >= {"lint", "test", "docs"}
+    assert called <= set(re.findall(r"^([\w./]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    assert all(
+        any(step.get("uses", "").startswith("actions/checkout") for step in job["steps"]) for job in jobs.values()
+    )
+
+
+@pytest.mark.parametrize("template", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md")), ids=name_of)
+def test_issue_templates_have_a_name_and_a_line_about_them(template: Path) -> None:
+    _, head, text = text_of(template).split("---\n", 2)
+    assert set(yaml.safe_load(head)) >= {"name", "about"} and text.strip()

@@ -1,4 +1,4 @@
-"""Algorithm 1 to the letter."""
+"""Algorithm 1 exactly as printed."""
 
 import math
 
@@ -208,7 +208,7 @@ def test_the_layer_and_relative_units_know_it_too():
         ({"update_step": 3}, TypeError, "update_step is a int"),
         ({"update_step": "adam", "step_size": None}, ValueError, "update_step needs a step_size"),
         ({"update_step": "adam", "step_size": -1.0}, ValueError, "step_size is -1.0; pass the tau"),
-        ({"engine": "compiled", "update_step": "adam"}, ValueError, "does not run Algorithm 1 to the letter"),
+        ({"engine": "compiled", "update_step": "adam"}, ValueError, "does not run Algorithm 1 exactly as printed"),
     ],
 )
 def test_mistakes_are_named(change, error, message):

@@ -111,7 +111,20 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path, pages: dic
     modules = {"costs", "masses", "references"}
     expected = {f"flowpool.{name}" for name in flowpool.__all__ if name not in modules}
     expected |= {f"module-flowpool.{name}" for name in modules}
+    # Doors too, whether their libraries are installed or not.
+    expected |= {
+        "flowpool.sklearn.FlowVectorizer",
+        "flowpool.jax.flow_pool",
+        "flowpool.arrow.pool_arrow",
+        "flowpool.tgp.FlowPooling",
+    }
     assert expected <= places
+
+
+def test_no_markup_is_left_over(pages: dict[Path, Page]) -> None:
+    """A role of the other markup language, say ``:math:`` in a Markdown page, would be shown as it was written."""
+    role = re.compile(r":[a-z:]+:<code")
+    assert not [path.name for path in pages if role.search(path.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.skipif(CHROMIUM is None or importlib.util.find_spec("playwright") is None, reason=NO_BROWSER)

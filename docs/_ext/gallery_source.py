@@ -31,7 +31,7 @@ Short scripts, each with a picture. All of them ran when this site was built.
 _MORE = """More examples
 -------------
 
-Complete scripts, from training a network to reading a report. Those whose framework was not at hand when the site was built are
+Complete scripts, from training a network to reading a report. Those whose framework was not installed when the site was built are
 shown without their output.
 """
 

@@ -3,7 +3,7 @@ A smaller graph
 ===============
 
 ``FlowCoarsen`` keeps the edges, too: its points become the nodes of a smaller graph, joined as strongly as the nodes that they
-stand for.
+represent.
 """
 
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@ What epsilon does
 =================
 
 Epsilon is the blur of the transport, in units of each set's own variance. A small one gives every node to one point, a large one
-shares every node among all. The divergence is debiased, so the points move less than the plan.
+shares every node among all. The divergence is debiased, so the points change less with epsilon than the plan does.
 """
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,7 @@
 The flow, step by step
 ======================
 
-Eight points start away from a cloud and follow the gradient of the Sinkhorn divergence until they stand for it. Each call
+Eight points start away from a cloud and follow the gradient of the Sinkhorn divergence until they represent it. Each call
 below is one step of Algorithm 1, from where the last one ended.
 """
 

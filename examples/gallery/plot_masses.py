@@ -2,8 +2,8 @@
 Masses pull the points
 ======================
 
-Every node can weigh as much as it matters: a degree, a PageRank, the ink of a pixel, a learned attention. The pooled points
-follow the mass, with exact gradients in it.
+Every node can have a mass that says how much it matters: a degree, a PageRank, the ink of a pixel, a learned attention. The
+pooled points follow the mass, with exact gradients in it.
 """
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,7 @@
 What the status says
 ====================
 
-Four graphs, and what became of each. A status belongs to its graph: the one with a NaN does no harm to the others.
+Four graphs and their statuses. Each graph has its own: the one with a NaN does not affect the others.
 """
 
 import matplotlib.pyplot as plt

@@ -1,8 +1,8 @@
-r"""Masses b of the nodes (section 4 of the paper): how much of the measure of its graph each node is.
+r"""Masses b of the nodes (section 4 of the paper): how much of its graph each node accounts for.
 
-Equal masses say that every node matters the same. What else is known of their importance goes to the pool as
-``FlowPool(...)(x, batch, masses=b)``, which normalises it in every graph and hands gradients back to it. What is
-computed from edges alone comes in torch's default dtype, like features do.
+Equal masses say that every node matters the same. Anything else known about their importance goes to the pool as
+``FlowPool(...)(x, batch, masses=b)``, which normalises it in every graph and passes gradients back to it. Masses that are
+computed from edges alone have torch's default dtype.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _ERROR = 1e-12  # of PageRank, in the sum of absolute values
 
 
 def degree(edge_index: Tensor, batch: Tensor | None = None, *, num_nodes: int | None = None) -> Tensor:
-    """One plus the number of edges that end in each node, ``(N,)``; the one lets a lone node keep a mass.
+    """One plus the number of edges that end in each node, ``(N,)``; the one gives isolated nodes a mass.
 
-    It helps where hubs stand for what a graph is about, and it is what a walk that may rest weighs nodes with.
+    It helps where hubs are what a graph is about. It is the stationary distribution of a random walk that may stay in
+    place.
 
     Args:
         edge_index: ``(2, E)``; each undirected edge in both directions.
@@ -43,13 +44,13 @@ def pagerank(
 
     .. math:: r_j = \frac{1 - d}{N} + d \Big( \sum_{i \to j} \frac{r_i}{\deg i} + \frac1N \sum_{i \text{ leads nowhere}} r_i \Big)
 
-    It helps where not the neighbours of a node alone but its place in the whole graph makes it matter.
+    It helps where a node matters by its place in the whole graph, not only by its neighbours.
 
     Args:
         edge_index: ``(2, E)``, from the first row to the second.
         batch: graph of each node, ``(N,)``, in any order.
         num_nodes: or N, if all nodes form one graph.
-        damping: d, how likely the walk follows an edge instead of starting anew in its graph.
+        damping: d, how likely the walk is to follow an edge instead of starting anew in its graph.
     """
     check_number("damping", damping)
     if not 0 <= damping < 1:

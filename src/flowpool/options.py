@@ -45,11 +45,11 @@ class FlowOptions(TypedDict, total=False):
     max_steps: cap on the steps of all kinds.
     step_size: fixed step of Algorithm 1 for the explicit part of the flow; None chooses it by its error. A step of one
         jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
-    update_step: runs Algorithm 1 to the letter instead, in the coordinates given: ``max_steps`` times
+    update_step: runs Algorithm 1 exactly as printed instead, in the given coordinates: ``max_steps`` times
         ``X <- update_step(X, gradient, step_size)``, where ``step_size`` is the tau of the paper. ``"gradient"``,
         ``"momentum"``, ``"adam"``, or a function, see :mod:`flowpool.core.updates`.
     ridge: lambda of the Tikhonov term in the backward pass, ``(A + lambda I) J = B`` in section 8.2 of the paper: relative to
-        the square of the Hessian's scale, or absolute where ``relative=False``. None: as good as none.
+        the square of the Hessian's scale, or absolute where ``relative=False``. None: practically zero.
     engine: ``"torch"`` (any device, any cost), ``"compiled"`` (squared Euclidean or diagonal Mahalanobis cost),
         ``"auto"``. They give the same answers.
     on_failure: for graphs that were not pooled to the tolerance: ``"ignore"``, ``"warn"`` (once for each kind of status,
@@ -111,7 +111,7 @@ class Options:
 
 @dataclass(frozen=True)
 class LayerOptions(Options):
-    """:class:`Options`, and what the layers besides know of the problem and of trouble with it."""
+    """:class:`Options`, and what only layers need: the problem, and what to do about failures."""
 
     epsilon: float = 0.1
     relative: bool = True

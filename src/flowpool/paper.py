@@ -1,4 +1,4 @@
-"""The method to the letter: Algorithm 1 from an absolute X^(0) with an absolute epsilon (section 6 of the paper)."""
+"""The method exactly as printed: Algorithm 1 from an absolute X^(0) with an absolute epsilon (section 6 of the paper)."""
 
 from __future__ import annotations
 

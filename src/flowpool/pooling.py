@@ -84,11 +84,11 @@ def flow_pool(
         max_steps: cap on the steps of all kinds.
         step_size: fixed step of Algorithm 1 for the explicit part of the flow; ``None`` chooses it by its error. A
             step of one jumps to the barycentric map. Unrolling uses 0.25 unless it is given.
-        update_step: runs Algorithm 1 to the letter instead, in the coordinates given: ``max_steps`` times
+        update_step: runs Algorithm 1 exactly as printed instead, in the given coordinates: ``max_steps`` times
             ``X <- update_step(X, gradient, step_size)``, where ``step_size`` is the tau of the paper. ``"gradient"``,
             ``"momentum"``, ``"adam"``, or a function, see :mod:`flowpool.core.updates`.
         ridge: lambda of the Tikhonov term in the backward pass, ``(A + lambda I) J = B`` in section 8.2 of the paper: relative
-            to the square of the Hessian's scale, or absolute where ``relative=False``. ``None``: as good as none.
+            to the square of the Hessian's scale, or absolute where ``relative=False``. ``None``: practically zero.
         engine: ``"torch"`` (any device, any cost), ``"compiled"`` (squared Euclidean or diagonal Mahalanobis cost, on the
             CPU: tensors of another device go there and come back), ``"auto"``.
         on_failure: for graphs that were not pooled to the tolerance: ``"ignore"``, ``"warn"`` (once for each kind of status,
@@ -137,7 +137,9 @@ def flow_pool(
             pooled = _pool_on_host(given, dim_size, relative, options)
     if not torch.compiler.is_compiling():  # a traced graph has no side effects
         status = pooled.host.status
-        act_on_failures(status, on_failure, _announced, "Shown once per kind; the result has every status.")
+        act_on_failures(
+            status, on_failure, _announced, "Shown once per kind of status; the result has the status of every graph."
+        )
     return pooled
 
 

@@ -8,9 +8,9 @@ from enum import IntEnum
 class Status(IntEnum):
     """Outcome of pooling one graph.
 
-    ``OK`` is stationary to the tolerance asked for, and ``SINGULAR`` is, too, but for valleys in which nothing is left to be
-    gained: its residual is then above the tolerance. ``EMPTY`` has nothing to pool. The others say that the row cannot be
-    trusted as the minimiser.
+    ``OK`` is stationary to the tolerance. So is ``SINGULAR``, except in valleys where nothing is left to be gained: there
+    its residual is above the tolerance. ``EMPTY`` has nothing to pool. The others say that the row cannot be trusted as
+    the minimiser.
     """
 
     OK = 0
@@ -33,11 +33,11 @@ _ADVICE = {
     Status.OK: "The pooled points are stationary to the tolerance.",
     Status.EMPTY: "The graph has no nodes; its row is zeros.",
     Status.NONFINITE_INPUT: "The graph has NaN or infinite features, so its row is NaN; "
-    "look at the layer before the pool.",
+    "check the layer before the pool.",
     Status.MAX_STEPS: "The flow was not stationary within max_steps; raise max_steps, or epsilon if it is below 0.03. "
     "Where the cost bends sharply, as |x - y|^p with p < 2 does at x = y, a costs.Euclidean(p, radius) is smooth.",
-    Status.SINGULAR: "Stationary, but the minimiser is not isolated, so that its gradient is the minimum-norm one. Twin nodes, "
-    "more points than nodes, points that have merged (fewer points or a larger epsilon help), or a cost that is blind in "
-    "some directions (cosine, a Mahalanobis cost of low rank); Pooled.cause tells which.",
+    Status.SINGULAR: "Stationary, but the minimiser is not isolated, so its gradient is the minimum-norm one. Possible causes: "
+    "twin nodes, more points than nodes, merged points (fewer points or a larger epsilon help), or a cost that ignores some "
+    "directions (cosine, a Mahalanobis cost of low rank); Pooled.cause says which.",
     Status.NONFINITE: "The numbers overflowed inside the solver; rescale the features or raise epsilon.",
 }

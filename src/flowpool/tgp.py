@@ -173,4 +173,4 @@ class FlowPooling(DenseSRCPooling):
         return {"batched": self.batched}
 
 
-tgp.poolers.pooler_map["flow"] = FlowPooling
+tgp.poolers.pooler_map.update(flow=FlowPooling)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -109,7 +110,9 @@ def test_a_package_that_a_command_needs_is_named() -> None:
     )
     done = python(program)
     assert done.returncode == 2
-    assert done.stderr == "Error: The package torch_geometric is missing; pip install 'flowpool[lab]' brings it.\n"
+    assert (
+        done.stderr == "Error: The package torch_geometric is missing; install it with pip install 'flowpool[lab]'.\n"
+    )
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
@@ -134,11 +137,34 @@ def test_results_go_to_stdout_and_bars_do_not() -> None:
     assert done.stderr == ""
 
 
-def test_no_color_is_respected() -> None:
-    plain = command("evaluate", "NO_SUCH_SET", NO_COLOR="1", FORCE_COLOR="1")
-    assert plain.returncode == 2
-    assert "\x1b[3" not in plain.stderr
-    assert "Dataset 'NO_SUCH_SET' was not found" in plain.stderr
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["evaluate", "NO_SUCH_SET"], "Dataset 'NO_SUCH_SET' was not found"),
+        (["explore", "--data", "/nowhere"], "The folder /nowhere, given as --data, does not exist."),
+    ],
+)
+def test_no_color_is_respected_on_a_terminal(arguments: list[str], said: str) -> None:
+    coloured, plain = (on_a_terminal(arguments, environment) for environment in ({}, {"NO_COLOR": "1"}))
+    assert "\x1b[31m" in coloured
+    assert "\x1b[3" not in plain
+    assert said in plain
+
+
+def on_a_terminal(arguments: list[str], environment: dict[str, str]) -> str:
+    """What a command that fails shows on a terminal of its own."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "flowpool", *arguments], ENVIRONMENT | environment)  # noqa: S606
+    shown = b""
+    try:
+        while part := os.read(terminal, 65536):
+            shown += part
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    return shown.decode()
 
 
 def test_help_shows_examples_and_exit_codes() -> None:
@@ -147,3 +173,16 @@ def test_help_shows_examples_and_exit_codes() -> None:
     for name in ("evaluate", "pool", "kept", "bench", "figures", "data", "doctor", "compile"):
         assert f" {name} " in shown
     assert "Examples:" in command("evaluate", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ["--install-completion", "every pool that gives points."]),
+        (["evaluate"], ["--reference-seed", "--update-step", "flow,sort,sum,mean]"]),
+    ],
+)
+def test_a_narrow_terminal_cuts_nothing_off(arguments: list[str], names: list[str]) -> None:
+    shown = command(*arguments, "--help", COLUMNS="60").stdout
+    assert max(map(len, shown.splitlines())) <= 60
+    assert [name for name in names if name not in shown] == []

@@ -140,10 +140,10 @@ def test_folders_are_named_by_configuration() -> None:
         ([*SHORT, "--channels", "eight"], "--channels is 'eight'"),
         ([*SHORT, "--channels", "8,16"], "exactly one"),
         ([*SHORT, "--backbone", "gin", "--propagation", "raw"], "belongs to the backbone sgc"),
-        ([*SHORT, "--layers", "3"], "--layers belongs to the backbone gin; sgc has one"),
+        ([*SHORT, "--layers", "3"], "--layers is an option of the backbone gin; sgc has one layer"),
         ([*SHORT, "--data", "nowhere"], "nowhere, given as data, does not exist"),
         (["evaluate", "NO_SUCH_SET"], "Dataset 'NO_SUCH_SET' was not found"),
-        (["evaluate", "../x"], "is no dataset name"),
+        (["evaluate", "../x"], "is not a dataset name"),
         (["pool", "MUTAG", "out.csv"], "must end with .parquet or .npz"),
         (["pool", "MUTAG", "nowhere/out.npz"], "The folder nowhere does not exist"),
         (["pool", "NO_SUCH_SET", "out.npz"], "was not found"),
@@ -194,7 +194,7 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(lab_evaluate, "run_fold", interrupted)
     result = run(*SHORT, "--pools", "sum", "--out", "r")
     assert result.exit_code == 130
-    assert "the same command goes on from there" in result.stderr
+    assert "the same command continues from there" in result.stderr
 
 
 def test_pool_reads_a_folder_and_writes_a_table(tmp_path: Path) -> None:

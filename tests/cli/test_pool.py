@@ -286,7 +286,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         patch.setattr(parquet, "write_table", full)
         result = run("in", "out")
     assert result.exit_code == 1
-    assert "No space left on device. Finished parts are in out; the same command goes on from there." in result.stderr
+    assert "No space left on device. Finished parts are in out; the same command continues from there." in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert len(contents(Path("out"))) == 3
     assert run("in", "out").exit_code == 0
@@ -306,12 +306,12 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         (["in", "out", "--reference", "wide.npy"], "have 3 features, but the reference has 4"),
         (["in", "out", "--reference", "wide.npy", "--points", "2"], "has 5 points, but --points is 2"),
         (["in", "out", "--reference", "in"], "holds no parts"),
-        (["in", "in/out"], "lies in the input"),
+        (["in", "in/out"], "lies inside the input"),
         (["in", "full"], "full holds other files"),
         (["in", "out.csv"], "must end with .parquet or .npz, or be a folder"),
         (["in", "out.npz"], "Column 'w' is of type list<.*>, but an .npz file"),
         (["in", "nowhere/out"], "The folder nowhere does not exist"),
-        (["in", "out", "--address", "auto"], "--address auto goes with --on ray"),
+        (["in", "out", "--address", "auto"], "--address auto needs --on ray"),
         (["nowhere.parquet", "out"], "nowhere.parquet does not exist"),
         (["text.parquet", "out"], "text.parquet cannot be read as Parquet"),
         (["mixed", "out"], "1.parquet has other columns than mixed/0.parquet: 'x' is int64 there and"),

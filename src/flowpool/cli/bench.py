@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 def bench(
     out: Annotated[Path, typer.Option(help="Folder for bench.csv, bench.png and trained.csv.")] = Path("runs/bench"),
-    large: Annotated[bool, typer.Option(help="Also one graph of 100,000 and one of 1,000,000 nodes.")] = True,
-    ott_steps: Annotated[int, typer.Option(help="Steps of the paper's scheme on OTT, where OTT is installed.")] = 100,
+    large: Annotated[bool, typer.Option(help="Also measure one graph of 100,000 and one of 1,000,000 nodes.")] = True,
+    ott_steps: Annotated[int, typer.Option(help="Steps of the paper's scheme with OTT, if OTT is installed.")] = 100,
     trained: Annotated[
         str | None,
-        typer.Option(help="Only features of trained networks, and epochs of training, for these datasets, or 'all'."),
+        typer.Option(
+            help="Measure only on features of trained networks, and epochs of training: for these datasets, or 'all'."
+        ),
     ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,

@@ -21,4 +21,4 @@ def data(data: DataOption = None, as_json: JsonOption = False) -> None:
             place = f"{entry.found.source}: {entry.found.path}" if entry.found else "-"
             table.add_row(entry.name, place, (entry.sha256 or "-")[:12], entry.note)
         show(table)
-        typer.echo("SHAPES, point clouds that mean and covariance cannot tell apart, is made when it is needed.")
+        typer.echo("SHAPES, point clouds that mean and covariance cannot tell apart, is generated when needed.")

@@ -57,19 +57,22 @@ def evaluate(
         str, typer.Option(help="Pools to compare, separated by commas, or all.", autocompletion=complete_pools)
     ] = "flow,sort,sum,mean",
     protocol: Annotated[
-        Protocol, typer.Option(help="One setting per fold; a grid and three final runs; or nothing trained but an SVM.")
+        Protocol,
+        typer.Option(
+            help="One setting per fold; a grid search and three final runs; or only a support vector machine."
+        ),
     ] = "paper",
     preset: Annotated[
         Preset,
         typer.Option(
-            help="The paper's model and training; or as strong as the field's: standardised features, three GIN layers "
-            "that are all pooled, a head with a hidden layer, dropout, weight decay. Other options change what they name."
+            help="The paper's model and training; or a strong model: standardised features, three GIN layers that are all "
+            "pooled, a head with a hidden layer, dropout, weight decay. Other options override parts of it."
         ),
     ] = "plain",
     repeats: Annotated[int, typer.Option(help="How often the ten folds are run, each time on new splits.")] = 1,
     backbone: Annotated[
         Backbone | None,
-        typer.Option(help="What stands before the pool.", show_default="sgc; strong: gin", rich_help_panel=_MODEL),
+        typer.Option(help="Network before the pool.", show_default="sgc; strong: gin", rich_help_panel=_MODEL),
     ] = None,
     propagation: Annotated[
         Propagation | None,
@@ -78,7 +81,7 @@ def evaluate(
     size: Annotated[
         Size | None,
         typer.Option(
-            help="Hand the number of nodes to the head, for every pool.",
+            help="Give the number of nodes to the head, for every pool.",
             show_default="none; strong: append",
             rich_help_panel=_MODEL,
         ),
@@ -114,8 +117,8 @@ def evaluate(
     padding: Annotated[
         Padding,
         typer.Option(
-            help="Pad every graph with zero rows to the largest one: not; without mass, which changes nothing; or with "
-            "the mass of a node, for every pool.",
+            help="Pad every graph with rows of zeros to the size of the largest: no; with rows of mass zero, which changes "
+            "nothing; or with rows that weigh as much as a node.",
             rich_help_panel=_MODEL,
         ),
     ] = "none",
@@ -124,21 +127,25 @@ def evaluate(
         bool,
         typer.Option(
             "--relative/--absolute",
-            help="Epsilon and reference in units of each graph, or as they are, like in the paper.",
+            help="Epsilon and reference in units of each graph, or as they are, as in the paper.",
             rich_help_panel=_FLOW,
         ),
     ] = True,
     reference: Annotated[Reference, typer.Option(help="Where the flow starts.", rich_help_panel=_FLOW)] = "normal",
     reference_seed: Annotated[
         int | None,
-        typer.Option(help="One reference for all folds.", show_default="one for each fold", rich_help_panel=_FLOW),
+        typer.Option(
+            help="Use one reference for all folds, drawn with this seed.",
+            show_default="one for each fold",
+            rich_help_panel=_FLOW,
+        ),
     ] = None,
     debias: Annotated[
         bool,
-        typer.Option(help="Descend the Sinkhorn divergence, or the entropic loss alone.", rich_help_panel=_FLOW),
+        typer.Option(help="Descend the Sinkhorn divergence, or only the entropic loss.", rich_help_panel=_FLOW),
     ] = True,
     steps: Annotated[
-        int | None, typer.Option(help="Most steps.", show_default="the layer's", rich_help_panel=_FLOW)
+        int | None, typer.Option(help="Most steps of the flow.", show_default="the layer's", rich_help_panel=_FLOW)
     ] = None,
     step_size: Annotated[
         float | None,
@@ -147,7 +154,7 @@ def evaluate(
     update_step: Annotated[
         UpdateStep | None,
         typer.Option(
-            help="Algorithm 1 to the letter, with the step size as its tau.",
+            help="Run Algorithm 1 exactly as printed, with the step size as its tau.",
             show_default="our steps",
             rich_help_panel=_FLOW,
         ),
@@ -157,12 +164,14 @@ def evaluate(
         typer.Option(help="Lambda of the backward pass.", show_default="the layer's", rich_help_panel=_FLOW),
     ] = None,
     gradient: Annotated[
-        Gradient, typer.Option(help="By the optimality condition, or through the steps.", rich_help_panel=_FLOW)
+        Gradient, typer.Option(help="Through the optimality condition, or through the steps.", rich_help_panel=_FLOW)
     ] = "implicit",
     learning_rate: Annotated[
         str | None,
         typer.Option(
-            help="Of Adam.", show_default="0.01; errica: 0.01,0.001; strong: 0.002", rich_help_panel=_TRAINING
+            help="Learning rate of Adam.",
+            show_default="0.01; errica: 0.01,0.001; strong: 0.002",
+            rich_help_panel=_TRAINING,
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Graphs per training step.", rich_help_panel=_TRAINING)] = 32,
@@ -173,14 +182,14 @@ def evaluate(
     patience: Annotated[
         int | None,
         typer.Option(
-            help="Epochs without a better validation value before the end.",
+            help="Stop after this many epochs without a better validation value.",
             show_default="20; strong: all",
             rich_help_panel=_TRAINING,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, references and order.", rich_help_panel=_TRAINING)] = 0,
     jobs: Annotated[
-        int | None, typer.Option(help="Processes.", show_default="one per core", rich_help_panel=_RUN)
+        int | None, typer.Option(help="Number of processes.", show_default="one per core", rich_help_panel=_RUN)
     ] = None,
     out: Annotated[
         Path | None,
@@ -191,7 +200,7 @@ def evaluate(
 ) -> None:
     """Compare pools fairly: the same folds, model, seeds and stopping rule for each.
 
-    Every fold is kept as it comes. Killed and started again, the same command goes on where it was.
+    Every finished fold is saved. If the command is killed, run it again: it continues where it stopped.
     """
     with plain_errors():
         workers = jobs if jobs is not None else num_cores()
@@ -216,7 +225,7 @@ def evaluate(
         elif preset == "strong":  # whose learning rate falls until the last epoch
             schedule = replace(schedule, patience=schedule.max_epochs)
         if layers is not None and shape.backbone != "gin":
-            raise ValueError(f"--layers belongs to the backbone gin; {shape.backbone} has one.")
+            raise ValueError(f"--layers is an option of the backbone gin; {shape.backbone} has one layer.")
         configuration = lab.Configuration(
             dataset,
             None if data is None else str(data),

@@ -5,44 +5,42 @@ from __future__ import annotations
 import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+
+from flowpool.cli.terminal import DataOption, fail, plain_errors
 
 
 def explore(
     runs: Annotated[Path, typer.Option(help="Folder with results of flowpool evaluate.")] = Path("runs"),
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with datasets in TU format (zip or unpacked); default: FLOWPOOL_DATA.")
-    ] = None,
+    data: DataOption = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
     """Play with pooling in the browser: drag nodes, look at graphs, compare pools, read results.
 
-    The first line printed is the address. Only this machine can open it. Ctrl-C ends it.
+    The first line printed is the address. Only this machine can open it. Ctrl-C stops it.
     """
-    from flowpool.explore.server import make_explorer
+    with plain_errors():
+        from flowpool.explore.server import make_explorer
 
     if data is not None and not data.exists():
-        _refuse(f"The folder {data}, given as --data, does not exist.")
+        fail(f"The folder {data}, given as --data, does not exist.", 2)
     try:
         explorer = make_explorer(None if data is None else str(data), runs, port)
     except OSError as error:
-        _refuse(f"Port {port} cannot be used: {error.strerror}. Pass another --port, or none to take a free one.")
+        fail(
+            f"Port {port} cannot be used: {error.strerror}. Pass another --port, or leave it out to take a free one.", 2
+        )
     typer.echo(explorer.url)
-    typer.echo("Ctrl-C ends it.", err=True)
+    typer.echo("Ctrl-C stops it.", err=True)
     threading.Thread(target=explorer.warm_up, daemon=True).start()
     try:
         if open_page and not webbrowser.open(explorer.url):
             typer.echo("No browser was found here; open the address yourself.", err=True)
         explorer.serve_forever()
     except KeyboardInterrupt:
-        typer.echo("Ending, once the computation under way is done.", err=True)
+        typer.echo("Stopping as soon as the current computation is done.", err=True)
     finally:
         explorer.server_close()
-
-
-def _refuse(sentence: str) -> NoReturn:
-    typer.secho(f"Error: {sentence}", fg=typer.colors.RED, err=True)
-    raise typer.Exit(2)

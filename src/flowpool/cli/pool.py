@@ -34,19 +34,19 @@ def pool(
         ),
     ] = "normal",
     seed: Annotated[int, typer.Option(help="Seed of the reference.")] = 0,
-    divergence: Annotated[bool, typer.Option("--divergence", help="Also say what pooling lost.")] = False,
+    divergence: Annotated[bool, typer.Option("--divergence", help="Add a column that says what pooling lost.")] = False,
     on: Annotated[
-        Literal["local", "ray"], typer.Option(help="Who computes: this machine, or a Ray cluster.")
+        Literal["local", "ray"], typer.Option(help="Where to compute: on this machine, or on a Ray cluster.")
     ] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Of the Ray cluster, or auto.", show_default="a new one on this machine")
+        str | None, typer.Option(help="Address of the Ray cluster, or auto.", show_default="a new one on this machine")
     ] = None,
     data: DataOption = None,
 ) -> None:
     """Pool the nodes of every row or graph to a table of fixed width.
 
-    Rows that cannot be pooled keep their place, with a status. Killed and started again, the same command goes on where
-    it was.
+    Rows that cannot be pooled keep their place, with a status. If the command is killed, run it again: it continues where
+    it stopped.
     """
     with plain_errors():
         from flowpool.arrow import STATUSES
@@ -55,7 +55,7 @@ def pool(
         from flowpool.status import Status
 
         if address is not None and on != "ray":
-            raise ValueError(f"--address {address} goes with --on ray.")
+            raise ValueError(f"--address {address} needs --on ray.")
         rows = _open(source, output, data)
         if output.suffix == ".npz":
             check_npz(rows.schema, [nodes, masses or nodes])
@@ -81,12 +81,12 @@ def pool(
         counts = store.statuses(rows.parts)
         store.finish(rows.parts, job.empty())
     except KeyboardInterrupt:
-        note(f"Stopped. Finished parts are in {store.folder}; the same command goes on from there.")
+        note(f"Stopped. Finished parts are in {store.folder}; the same command continues from there.")
         raise typer.Exit(130) from None
     except (OSError, ValueError) as error:
         reason = str(error).rstrip(".")  # the system's own have none
         kept = len(store.missing(rows.parts)) < len(rows.parts)
-        fail(f"{reason}." + f" Finished parts are in {store.folder}; the same command goes on from there." * kept, 1)
+        fail(f"{reason}." + f" Finished parts are in {store.folder}; the same command continues from there." * kept, 1)
     typer.echo(f"{output}: {rows.num_rows} graphs, {points} points with {job.reference.shape[1]} features each.")
     for name, advice in STATUSES.items():
         if counts[name] and not (name in Status.__members__ and Status[name].converged):
@@ -101,7 +101,7 @@ def _open(source: str, output: Path, data: Path | None) -> Source:
         if not path.exists():
             raise ValueError(f"{path} does not exist.")
         if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
-            raise ValueError(f"The output {output} lies in the input {path}; put it elsewhere.")
+            raise ValueError(f"The output {output} lies inside the input {path}; put it elsewhere.")
         return ParquetSource.of(path)
     from flowpool.lab.evaluate import load_graphs
 

@@ -37,7 +37,7 @@ def plain_errors() -> Iterator[None]:
         raise
     except ModuleNotFoundError as error:
         fail(
-            f"The package {(error.name or str(error)).partition('.')[0]} is missing; pip install 'flowpool[lab]' brings it.",
+            f"The package {(error.name or str(error)).partition('.')[0]} is missing; install it with pip install 'flowpool[lab]'.",
             2,
         )
     except (ValueError, OSError) as error:
@@ -45,7 +45,7 @@ def plain_errors() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # how torch says the same
             raise
-        fail("There is not enough memory for this; ask for fewer points or fewer features.", 2)
+        fail("There is not enough memory for this; use fewer points or fewer features.", 2)
 
 
 def fail(sentence: str, code: int) -> NoReturn:
@@ -79,8 +79,7 @@ def make_table(*heads: str, words: int = 1, title: str | None = None, caption: s
     """A table without rows yet, whose first columns are words and whose others are numbers."""
     from rich.table import Table
 
-    places = {"title_justify": "left", "caption_justify": "left"}
-    table = Table(title=title, caption=caption, box=None, header_style="bold", padding=(0, 2, 0, 0), **places)  # type: ignore[arg-type]
+    table = Table(title=title, caption=caption, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place < words else "right")
     return table
@@ -91,21 +90,24 @@ def show(table: Table) -> None:
     from rich.table import Table
 
     where = console()
+    # Printed by themselves: a table folds its title and caption to the width of its columns.
+    title, caption, table.title, table.caption = table.title, table.caption, None, None
+    if title:
+        where.print(title, style="italic", highlight=False)
     if where.measure(table, options=where.options.update(width=_ENDLESS)).minimum <= where.width:
         where.print(table)
-        return
-    for line in (table.title, *zip(*(column.cells for column in table.columns), strict=True), table.caption):
-        if isinstance(line, tuple):
+    else:
+        for row in zip(*(column.cells for column in table.columns), strict=True):
             part = Table.grid(padding=(0, 2, 0, 0))
             part.add_column(style="bold", no_wrap=True)
             part.add_column(overflow="fold")
-            for column, cell in zip(table.columns, line, strict=True):
+            for column, cell in zip(table.columns, row, strict=True):
                 if cell:
                     part.add_row(column.header, cell)
             where.print(part)
             where.print()
-        elif line:
-            where.print(line)
+    if caption:
+        where.print(caption, style="dim italic", highlight=False)
 
 
 def progress() -> Progress:
@@ -147,14 +149,14 @@ def run_folds(name: str, results: Iterator[Scored | Failure], total: int, done: 
                 how = "failed" if accuracy is None else f"{100 * accuracy:.1f} %"
                 bar.update(task, advance=1, doing=f"{result.pool}: {how}")
     except KeyboardInterrupt:
-        note(f"Stopped. Finished folds are in {folder}; the same command goes on from there.")
+        note(f"Stopped. Finished folds are in {folder}; the same command continues from there.")
         raise typer.Exit(130) from None
     except OSError as error:
         fail(f"{error}. Finished folds are in {folder}.", 1)
     except BrokenProcessPool:
         fail(
-            f"A worker process died, perhaps for want of memory. Finished folds are in {folder}; the same "
-            "command goes on from there, with fewer --jobs if you like.",
+            f"A worker process died, perhaps because it ran out of memory. Finished folds are in {folder}; the same "
+            "command continues from there; try fewer --jobs.",
             1,
         )
 
@@ -163,7 +165,7 @@ def tell_failures(failures: Sequence[Failure], total: int) -> NoReturn:
     """Ends the program because folds failed."""
     first = failures[0]
     fail(
-        f"{len(failures)} of {total} folds failed and are in none of the numbers; the first, {first.pool} in fold "
+        f"{len(failures)} of {total} folds failed and are not part of the numbers; the first, {first.pool} in fold "
         f"{first.fold} of repeat {first.repeat}, with {first.reason} The same command tries them again.",
         1,
     )
@@ -181,7 +183,7 @@ def listed(text: str | None, convert: Callable[[str], Value], option: str) -> tu
     try:
         return tuple(convert(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"--{option} is {text!r}; pass numbers that are separated by commas.") from None
+        raise ValueError(f"--{option} is {text!r}; pass numbers separated by commas.") from None
 
 
 def complete_dataset(incomplete: str) -> list[str]:
@@ -201,7 +203,9 @@ def complete_pools(incomplete: str) -> list[str]:
 
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="Folder with datasets in TU format, zipped or not; default: the variable FLOWPOOL_DATA."),
+    typer.Option(
+        help="Folder with datasets in TU format, zipped or not; default: the environment variable FLOWPOOL_DATA."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PointsOption = Annotated[int, typer.Option(help="Points M per graph.")]

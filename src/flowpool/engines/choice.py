@@ -70,7 +70,7 @@ def _obstacle(options: Options, cost: Cost, point_masses: Tensor | None, relativ
     if not options.debias:
         return "it descends the Sinkhorn divergence, not the loss alone (debias=False)"
     if options.update_step is not None:
-        return "it does not run Algorithm 1 to the letter (update_step is given)"
+        return "it does not run Algorithm 1 exactly as printed (update_step is given)"
     if options.step_size is not None:
         return "it chooses its steps itself (step_size is given)"
     if not (isinstance(cost, SquaredEuclidean) or relative or options.ridge is None):

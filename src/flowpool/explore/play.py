@@ -14,7 +14,7 @@ from flowpool.core.sinkhorn import wasserstein
 from flowpool.explore import fields
 
 MOST_FRAMES = 12  # of a path; the steps of a longer flow are thinned out
-EULER = (0.125,) * 3 + (0.25,) * 3 + (0.5,) * 3 + (1.0,) * 3  # step sizes along the flow without debiasing
+EULER = (0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 1.0, 1.0)  # step sizes along the flow without debiasing
 
 
 class Question(NamedTuple):

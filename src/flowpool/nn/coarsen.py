@@ -82,8 +82,8 @@ class FlowCoarsen(nn.Module):
     points are differentiated through their optimality condition, the coupling through its own.
 
     Args:
-        in_channels: D. Asked for at once, not found out at the first call: the reference is a buffer, which has to be
-            there before weights are loaded or moved.
+        in_channels: number of features, D. It is needed at once: the reference is a buffer, which must exist before
+            weights are loaded or moved.
         num_points: number of points, M.
         reference, seed: as in :class:`flowpool.FlowPool`, which is the submodule ``pool``.
         edge_attr: how the features of edges are handed over: ``"mean"``, weighted by how much of each edge runs between

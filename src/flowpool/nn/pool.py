@@ -32,7 +32,7 @@ from flowpool.results import Pooled
 
 @takes_options
 class FlowPool(PointAggregation):
-    r"""The M points of each graph whose Sinkhorn divergence to its node features is least, one after the other.
+    r"""The M points of each graph with the least Sinkhorn divergence to its node features, concatenated to one row.
 
     .. math:: X^* = \arg\min_X S_\varepsilon(X, Y), \quad \text{reached by the Wasserstein gradient flow from } X^{(0)}
 
@@ -41,7 +41,7 @@ class FlowPool(PointAggregation):
         num_points: number of points, M.
         reference: X^(0): ``"normal"`` draws it with the seed; or a tensor ``(M, D)``. It is a buffer, not trained.
         seed: of the drawn reference, and of :meth:`fit_reference`.
-        point_masses: a, how much of a graph each point stands for, ``(M,)``, positive; None: equal. A buffer.
+        point_masses: a, how much of a graph each point represents, ``(M,)``, positive; None: equal. A buffer.
         size: a measure forgets the size of its graph. ``"append"`` adds it as a last column, ``"scale"`` multiplies
             X* by it; the size is the number of nodes, or the total of their masses when these are given.
         learn_epsilon: trains epsilon, by its logarithm, from the value given.

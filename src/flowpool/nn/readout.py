@@ -43,17 +43,17 @@ _UNBALANCED = 1e-6  # error of the shares from which a step is said to have fail
 class FlowReadout(PointAggregation):
     r"""A readout for classifiers: what M learned points receive of each graph, with the sum and the number of its nodes.
 
-    A BatchNorm comes before and another behind, so that a linear head can follow, ``(B, out_channels)``.
+    It has a BatchNorm before and after the pool, so that a linear head can follow. The output is ``(B, out_channels)``.
 
     Args:
         in_channels: number of features, D.
         num_points: number of points, M.
-        by: how the nodes are brought to M points. ``"step"``: one step towards each graph from a reference that is
-            learned, every point receiving 1/M of the graph (:func:`flowpool.transport_pool`): how far each point went,
-            and the standard deviation of each feature within what it received. It tells shapes apart best, and costs
-            least. ``"flow"``: the points of the whole flow (:class:`flowpool.FlowPool`), which are nearest to the nodes.
+        by: how M points represent the nodes. ``"step"``: one step towards each graph from a learned reference, in which
+            every point receives 1/M of the graph (:func:`flowpool.transport_pool`). The output says how far each point
+            moved, and the standard deviation of each feature within what it received. This tells shapes apart best and
+            is the fastest. ``"flow"``: the points of the whole flow (:class:`flowpool.FlowPool`), closest to the nodes.
         size: ``"append"`` adds what a measure forgets, the sum of the nodes and their number, each node counted with its
-            mass when masses are given; ``None`` leaves it out, so that a graph of twice the same nodes has the same row.
+            mass when masses are given; ``None`` leaves it out, so that a graph with every node doubled has the same row.
         reference: where learning starts, in units of the standard deviation of one feature: drawn points lie well
             inside the nodes, where none of them is lost. With ``"flow"`` as in :class:`flowpool.FlowPool`.
         seed: of the drawn reference.
@@ -61,7 +61,7 @@ class FlowReadout(PointAggregation):
 
     All options are for ``"flow"``. One step takes four of them: ``on_failure``; ``engine``; ``cost``, which must be squared
     Euclidean or a diagonal Mahalanobis cost; and ``epsilon``, in units of the sum of the variances not of each graph but
-    of all nodes (D, after BatchNorm), since its reference stands at the same place for all graphs.
+    of all nodes (D, after BatchNorm), since its reference is the same for all graphs.
 
     Nodes without mass, empty graphs, and graphs with NaN or infinite features do not count in the statistics of
     BatchNorm. A batch that is too small for statistics of its own (one graph, or one node) is normalised as in

@@ -1,4 +1,4 @@
-"""What a layer tells about its last call, and what it does about graphs that were not pooled."""
+"""What a layer reports about its last call, and what it does about graphs that were not pooled."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ class Report:
         if bool(self.settled.any()):
             counts += f" ({int(self.settled.sum())} settled in a valley)"
         worst = float(self.residual.nan_to_num(0.0).max())
-        summary = f"{self.status.numel()} graphs: {counts}; at most {int(self.steps.max())} steps, residual {worst:.1e}"
-        return f"{summary}; {self.where}"
+        graphs, steps = self.status.numel(), int(self.steps.max())
+        summary = f"{graphs} graph{'s' * (graphs != 1)}: {counts}; at most {steps} step{'s' * (steps != 1)}"
+        return f"{summary}, residual {worst:.1e}; {self.where}"
 
 
 class Memory(threading.local):
@@ -95,5 +96,5 @@ class Memory(threading.local):
     def conclude(self, report: Report, device: torch.device, on_failure: OnFailure) -> None:
         """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""
         self._last = report, device
-        hint = "Shown once per layer and kind; the layer's report has every call."
+        hint = "Shown once per layer and kind of status; the layer's report has the status of every graph."
         act_on_failures(report.status, on_failure, self._announced, hint)

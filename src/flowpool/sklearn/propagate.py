@@ -36,9 +36,9 @@ class Propagate(TransformerMixin, BaseEstimator):
         n_features_in_: columns of ``x``; zero where there is none.
 
     A graph is an object with ``x`` and ``edge_index`` (PyTorch Geometric's ``Data``), or a pair ``(x, edge_index)``.
-    What ``x`` holds is told by its values: integers are labels and become one feature each; columns of zeros and ones
-    are labels that did so already; everything else is an attribute and is standardised. Where ``x`` is None, the degree
-    and its logarithm stand for it.
+    The values of ``x`` say what it holds: integers are labels, and each becomes a feature; columns of zeros and ones
+    are labels that already are features; everything else is an attribute and is standardised. Where ``x`` is None, the
+    degree and its logarithm take its place.
     """
 
     _parameter_constraints: dict[str, list[Any]] = {"rounds": [Interval(Integral, 0, None, closed="left")]}  # noqa: RUF012

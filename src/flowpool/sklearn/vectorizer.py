@@ -45,12 +45,12 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
     .. math:: v = \tfrac1{\sqrt{2 M}} (\hat x_1, \dots, \hat x_M, \sigma_1, \dots, \sigma_M, c\, q), \qquad
               |v - v'| \approx W_2(Y, Y')
 
-    where c makes both halves tell training sets apart by the same mean square.
+    where c makes the mean squared distance between training sets the same in both halves.
 
     Args:
         num_points: M; fewer shares in space where the training sets have fewer distinct members.
         by: ``"both"``: shares in space and on lines, as above. ``"step"``: the shares in space alone: fewer numbers, and
-            nearer to W_2 where features are real numbers. ``"sliced"``: the shares on lines alone, without a reference.
+            closer to W_2 where features are real numbers. ``"sliced"``: the shares on lines alone, without a reference.
             ``"free"``: each point receives what is near it, and the vector says how much: a soft histogram. ``"flow"``:
             the M points with the least Sinkhorn divergence to the set, for compressing and decoding rather than
             comparing as vectors.
@@ -59,7 +59,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         reference: ``"kmeans"``: centres of the members of the training sets; or an array ``(M, D)``.
         epsilon: entropic regularisation, in units of the mean variance (summed over features) inside a training set;
             with ``"flow"``, inside each set.
-        size: how the vector tells the size of a set, which its distribution forgets: ``"log"`` appends the logarithm of
+        size: how the vector says how large a set is, which its distribution forgets: ``"log"`` appends the logarithm of
             the number of members, or of their total weight, ``"append"`` that number itself, None nothing. Distances
             approximate W_2 without that last column.
         standardize: divide each feature by its standard deviation over the training sets first, for features in

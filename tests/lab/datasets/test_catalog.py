@@ -129,7 +129,7 @@ def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["../MUTAG", "/etc/passwd", "a/b", "a\\b", "", ".", "..", "a..b", "MUTAG\0", "C:x"])
 def test_names_that_are_paths_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no dataset name"):
+    with pytest.raises(ValueError, match="is not a dataset name"):
         find_dataset(name, tmp_path)
 
 

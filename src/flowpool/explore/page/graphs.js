@@ -87,8 +87,8 @@ function drawGraph() {
   const { places, edges, shares, names } = answer;
   picture.fit(places, 1.2);
   const spots = places.map((place) => picture.toPixels(place));
-  const longest = Math.min(...edges.map(([from, to]) => Math.hypot(spots[from][0] - spots[to][0], spots[from][1] - spots[to][1])));
-  const radius = Math.min(15, Math.max(3, 0.42 * longest));
+  const shortest = Math.min(...edges.map(([from, to]) => Math.hypot(spots[from][0] - spots[to][0], spots[from][1] - spots[to][1])));
+  const radius = Math.min(15, Math.max(3, 0.36 * shortest));
   picture.element.replaceChildren(
     ...edges.map(([from, to]) => svg("line", { class: "edge", x1: spots[from][0], y1: spots[from][1], x2: spots[to][0], y2: spots[to][1] })),
     ...spots.map(([x, y], node) => {

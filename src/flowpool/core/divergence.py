@@ -65,9 +65,8 @@ class Drift(NamedTuple):
 
     def share(self, moved: Tensor) -> Tensor:
         """How far another move goes along this one, in units of it, ``(B, 1)``."""
-        square = self.moved.square().sum((-1, -2))
-        along = ((self.moved * moved).sum((-1, -2)) / square).clamp(-FURTHER, FURTHER)
-        return torch.where((square > 0) & (square < torch.inf), along, 0.0).unsqueeze(-1)
+        along = (self.moved * moved).sum((-1, -2)) / self.moved.square().sum((-1, -2))
+        return along.clamp(-FURTHER, FURTHER).nan_to_num(0.0).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -124,28 +123,29 @@ class Energy:
         centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]
         return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution)
 
+    @torch.no_grad()
     def evaluate(
         self,
         points: Tensor,
         warm: Evaluation | None = None,
         tolerance: Tensor | float = 1e-12,
         drift: Drift | None = None,
+        quickly: bool = False,
     ) -> Evaluation:
         """The gradient at ``points``, ``(B, M, D)``, with the inner problems solved to ``tolerance``.
 
         ``warm`` is an evaluation at nearby points. Its potential is carried along, and what the last move has shown beyond
-        that is added, in proportion to how far this one goes along it.
+        that is added, in proportion to how far this one goes along it. ``quickly``: see :func:`sinkhorn.solve_both`.
         """
-        with torch.no_grad():
-            opened = self.geometry.opened(points, self.nodes)
-            if warm is None:
-                return self._evaluate(points, *opened, None, None, tolerance)
-            potential, self_potential = self.carried(warm, opened[0]), None if warm.xx is None else warm.xx.potential
-            if drift is not None:
-                share = drift.share(points - warm.points)
-                potential = potential + share * drift.potential
-                self_potential = None if self_potential is None else self_potential + share * drift.self_potential
-            return self._evaluate(points, *opened, potential, self_potential, tolerance)
+        opened = self.geometry.opened(points, self.nodes)
+        if warm is None:
+            return self._evaluate(points, opened, None, None, tolerance)
+        potential, self_potential = self.carried(warm, opened[0]), warm.self_potential
+        if drift is not None:
+            share = drift.share(points - warm.points)
+            potential = torch.addcmul(potential, share, drift.potential)
+            self_potential = torch.addcmul(self_potential, share, drift.self_potential)
+        return self._evaluate(points, opened, potential, self_potential, tolerance, quickly)
 
     def carried(self, warm: Evaluation, cost: Tensor) -> Tensor:
         """f of nearby points for another cost, ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, ``(B, M)``.
@@ -156,10 +156,9 @@ class Energy:
 
     def drift(self, before: Evaluation, after: Evaluation) -> Drift:
         """What the potentials did between two evaluations; nothing where the second failed."""
-        solved = (after.error < torch.inf).unsqueeze(-1)
         beyond = after.xy.potential - self.carried(before, after.cost)
         own = after.self_potential - before.self_potential
-        return Drift(after.points - before.points, torch.where(solved, beyond, 0.0), torch.where(solved, own, 0.0))
+        return Drift(after.points - before.points, *(value.nan_to_num(0.0, 0.0, 0.0) for value in (beyond, own)))
 
     @torch.no_grad()
     def evaluate_from(
@@ -170,25 +169,28 @@ class Energy:
         tolerance: Tensor | float = 1e-12,
     ) -> Evaluation:
         """The gradient at ``points`` with the inner problems started from given potentials ``(B, M)``."""
-        opened = self.geometry.opened(points, self.nodes)
-        return self._evaluate(points, *opened, potential, self_potential, tolerance)
+        return self._evaluate(
+            points, self.geometry.opened(points, self.nodes), potential, self_potential, tolerance
+        )
 
     def _evaluate(
         self,
         points: Tensor,
-        cost: Tensor,
-        pulled: Callable[[Tensor], Tensor],
+        opened: tuple[Tensor, Callable[[Tensor], Tensor]],
         potential: Tensor | None,
         self_potential: Tensor | None,
         tolerance: Tensor | float,
+        quickly: bool = False,
     ) -> Evaluation:
-        xy = sinkhorn.solve(cost, self.point_masses, self.masses, self.epsilon, potential, tolerance)
+        cost, pulled = opened
+        self_cost, self_pulled = self.geometry.opened(points) if self.debias else (None, None)
+        xy, xx = sinkhorn.solve_both(
+            cost, self_cost, self.point_masses, self.masses, self.epsilon, potential, self_potential, tolerance, quickly
+        )
         gradient = pulled(xy.plan)
-        if not self.debias:
-            return Evaluation(points, gradient, cost, xy, None)
-        cost_xx, pulled = self.geometry.opened(points)
-        xx = sinkhorn.solve_self(cost_xx, self.point_masses, self.epsilon, self_potential, tolerance)
-        return Evaluation(points, gradient - pulled(xx.plan), cost, xy, xx)
+        if xx is not None and self_pulled is not None:
+            gradient = gradient - self_pulled(xx.plan)
+        return Evaluation(points, gradient, cost, xy, xx)
 
     def gradient(self, points: Tensor, solved: Evaluation) -> Tensor:
         """The gradient at ``points`` as a differentiable function of them and of every tensor of the energy.

@@ -54,6 +54,7 @@ class Scales(NamedTuple):
     centre: Tensor  # (B, 1, D), mean of the nodes
     radius: Tensor  # (B,), R: root of the sum of their variances
     stiffness: Tensor  # (B, M), typical curvature of the energy at a point: 2 a_i for the squared Euclidean cost
+    pull: Tensor  # (B,), gradient that counts as one: R for the squared Euclidean cost
 
 
 class Drift(NamedTuple):
@@ -100,7 +101,7 @@ class Energy:
             point_masses=self.point_masses[index],
             epsilon=self.epsilon[index],
         )
-        for name in ("scales", "leading"):  # what is known of all is known of some
+        for name in ("scales", "leading", "coordinates"):  # what is known of all is known of some
             if name in self.__dict__:
                 part.__dict__[name] = take(self.__dict__[name], index)
         return part
@@ -115,13 +116,19 @@ class Energy:
         cost = variance
         if not self.geometry.is_squared_euclidean:
             cost = (self.masses * self.geometry.matrix(centre, self.nodes).squeeze(-2)).sum(-1)
-        return Scales(centre, variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None])
+        radius, stiffness = variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None]
+        return Scales(centre, radius, stiffness, radius * stiffness.sum(-1) / 2)
 
     @lazy
     def leading(self) -> Directions:
         """Directions in which the nodes vary most."""
         centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]
         return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution)
+
+    @lazy
+    def coordinates(self) -> Tensor:
+        """Those of the nodes along the leading directions, ``(B, K, N)``."""
+        return torch.bmm(self.leading.basis, self.nodes.mT)
 
     @torch.no_grad()
     def evaluate(

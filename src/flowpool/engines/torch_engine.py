@@ -83,7 +83,6 @@ class Bucket(NamedTuple):
     gather: Tensor  # (K, N), which node each entry is; the total number of nodes for padding
     energy: Energy
     fresh: Tensor  # (K,) bool, false for the copy that keeps a lone graph company
-    keep_pairs: bool
 
 
 def padded_size(size: int) -> int:
@@ -129,7 +128,7 @@ def buckets(problem: Framed) -> Iterator[Bucket]:
                 problem.debias,
                 problem.resolution,
             )
-            yield Bucket(graphs, gather, energy, torch.tensor(fresh, device=nodes.device), not alone)
+            yield Bucket(graphs, gather, energy, torch.tensor(fresh, device=nodes.device))
 
 
 @torch.no_grad()
@@ -138,7 +137,7 @@ def solve_framed(problem: Framed, tolerance: float, max_steps: int, step_size: f
     result = _blank(problem)
     for bucket in buckets(problem):
         start = problem.start[bucket.graphs]
-        ended = flow.follow(bucket.energy, start, tolerance, max_steps, step_size, bucket.keep_pairs)
+        ended = flow.follow(bucket.energy, start, tolerance, max_steps, step_size)
         result = put(result, bucket.graphs, ended)
     return result
 

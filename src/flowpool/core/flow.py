@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ def follow(energy: Energy, start: Tensor, tolerance: float, max_steps: int, step
     """The stationary points that the flow from ``start`` leads to.
 
     The clouds go side by side: all that want an evaluation get it at once, then all that want a linear system. The others
-    are computed along for nothing, which is cheaper than to pick and choose, until half of them have ended.
+    are computed along for nothing, which is cheaper than to pick and choose, until a quarter of them have ended.
 
     Args:
         energy: B clouds.
@@ -104,8 +104,8 @@ def follow(energy: Energy, start: Tensor, tolerance: float, max_steps: int, step
             clock, going = clocks[cloud], requests[cloud] in (RACE, TIGHTEN)
             while (request := law.advance(clock, start.shape[1], equal[cloud], tolerance, max_steps)) in (CURVE, LOOK):
                 going = going or clock.arrived
-                if request == LOOK:  # the others have the Hessian when they need it
-                    clock.flattest = min(clock.flattest, way.looked[cloud])
+                if request == LOOK:  # whereas CURVE is done when a system is to be solved
+                    clock.flattest = min(clock.flattest, way.flattest(cloud))
             requests[cloud] = request
             if going or clock.arrived:
                 arrived.add(cloud)
@@ -113,7 +113,7 @@ def follow(energy: Energy, start: Tensor, tolerance: float, max_steps: int, step
 
     advance(list(requests))
     while active := {cloud: request for cloud, request in requests.items() if request != FINISHED}:
-        if 2 * len(active) <= len(way.clouds) > 2:
+        if 4 * len(active) <= 3 * len(way.clouds) and len(way.clouds) > 2:
             ends = put(ends, way.index, way.ends)
             way = way.select(active)
         moving = {cloud: request for cloud, request in active.items() if request in _EVALUATE}
@@ -137,7 +137,6 @@ class _Way:
 
     clouds: list[int]  # which they are
     clocks: list[_Clock]  # of all
-    looked: dict[int, float]  # the smallest curvature that showed with the last Newton step
     energy: Energy
     here: Evaluation
     there: Evaluation
@@ -147,13 +146,15 @@ class _Way:
     newton: Tensor  # w
     before: Tensor  # n
     system: System | None = None  # with the Hessian at X
+    part: _Way | None = None  # the clouds that a system was last solved for
+    looked: dict[int, float] = field(default_factory=dict)  # the smallest curvature that shows in the Hessian
 
     @staticmethod
     def begin(energy: Energy, start: Tensor, clocks: list[_Clock]) -> _Way:
         """At X^(0), which is measured."""
         here, clouds, zero = energy.evaluate(start), list(range(len(start))), torch.zeros_like(start)
         drift = blank(energy.drift(here, here), len(start))
-        way = _Way(clouds, clocks, {}, energy, here, here, drift, zero, zero, zero, zero)
+        way = _Way(clouds, clocks, energy, here, here, drift, zero, zero, zero, zero)
         way._measure(dict.fromkeys(clouds, START))
         return way
 
@@ -172,7 +173,7 @@ class _Way:
         clouds = [cloud for cloud in self.clouds if cloud in wanted or cloud in idle]
         index = sent([self.clouds.index(cloud) for cloud in clouds], self.first.device)
         states = (self.here, self.there, self.drift, self.first, self.second, self.newton, self.before)
-        return _Way(clouds, self.clocks, self.looked, self.energy.select(index), *(take(state, index) for state in states))
+        return _Way(clouds, self.clocks, self.energy.select(index), *(take(state, index) for state in states))
 
     def arrive(self, clouds: Collection[int]) -> None:
         """Makes X' the new X of some clouds."""
@@ -200,7 +201,8 @@ class _Way:
         )
         target = torch.addcmul(self.here.points, first, self.first)
         target = torch.addcmul(torch.addcmul(target, second, self.second), newton, self.newton)
-        for quickly in (True, False):  # mostly it is good enough at once, which the numbers tell that are measured anyway
+        # Mostly a few iterations are enough, as the numbers tell that are measured anyway; looks on the way make a device wait.
+        for quickly in (False,) if target.device.type == "cpu" else (True, False):
             self.there = self.energy.evaluate(target, self.here, inner, self.drift, quickly)
             if self._measure(asked, quickly):
                 break
@@ -235,8 +237,17 @@ class _Way:
 
     def solve(self, asked: dict[int, int]) -> None:
         """Solves linear systems with the Hessian at X, and writes on the clocks what the solutions are like."""
+        self.part = self
+        if 4 * len(asked) <= 3 * len(self.clouds) and len(self.clouds) > 2:
+            self.part = part = self.select(asked)
+            part.solve(asked)
+            vectors, solved = (self.first, self.second, self.newton), (part.first, part.second, part.newton)
+            places = sent([self.clouds.index(cloud) for cloud in part.clouds], self.first.device)
+            self.first, self.second, self.newton = put(vectors, places, solved)
+            return
         if self.system is None:
             self.system = System(curvature(self.energy, self.here), hessian_product(self.energy, self.here))
+            self.looked.clear()
         known, scales = self.system.curvature, self.energy.scales
         kinds = [asked.get(cloud, FINISHED) for cloud in self.clouds]
         own, other, along, shift, precision, longest = self._columns(map(_equation, kinds, self._clocks()))
@@ -252,7 +263,7 @@ class _Way:
             found = self.system.solve(right, shift.view(-1), trusted, filtered, iterate, *limits)
             slope = _inner(found.solution, right) / (scales.pull * scales.radius)
             columns = {"length": _norm(found.solution) / scales.radius, "slope": slope, "flattest": found.flattest}
-            numbers = self._read(columns | {"trusted": trusted} | ({"look": _flattest(known)} if REST in kinds else {}))
+            numbers = self._read(columns | {"trusted": trusted})
             if all(numbers[cloud]["trusted"] for cloud in asked):
                 break
         for cloud, request in asked.items():
@@ -275,8 +286,14 @@ class _Way:
             clock.gain = numbers["slope"] / 2
         if request == NEWTON:
             clock.flattest, clock.definite = numbers["flattest"] - FLAT, numbers["flattest"] > 0
-        if request == REST:
-            self.looked[cloud] = numbers["look"]
+
+    def flattest(self, cloud: int) -> float:
+        """The smallest curvature that shows in the Hessian with which a system was last solved."""
+        part = self.part
+        assert part is not None and part.system is not None  # noqa: S101 - a Newton step comes before
+        if not part.looked:
+            part.looked.update(zip(part.clouds, _flattest(part.system.curvature).tolist(), strict=True))
+        return part.looked[cloud]
 
     def _clocks(self) -> list[_Clock]:
         return [self.clocks[cloud] for cloud in self.clouds]

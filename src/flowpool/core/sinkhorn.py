@@ -29,7 +29,8 @@ from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, MI
 from flowpool.core.records import sent
 
 _HOPELESS = 12  # refused steps in a row after which rounding has the last word
-_UNSEEN = 3  # Newton iterations between two looks at what the device has found
+_UNSEEN = 3  # Newton iterations between two looks at what a device has found, for which the host has to wait
+_QUICK = 4  # iterations that are mostly enough
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def solve_both(
     """:func:`solve` and, given its cost, :func:`solve_self` at once: one Newton iteration is for both.
 
     Args:
-        quickly: three iterations without a look at them. Where they were not enough, or were not all good, the error is above
+        quickly: a few iterations without a look at them. Where they were not enough, or were not all good, the error is above
             the tolerance and the plans are of no use.
     """
     before: Tensor | int = 0
@@ -220,8 +221,8 @@ def _ascend(
 ) -> _Ascended:
     """The maxima of K concave functions of potentials ``(B, M)``, by Newton steps that are shortened until they climb.
 
-    The host waits for what the device has found once in three iterations; until then a problem that is solved is left alone.
-    With ``quickly`` it does not wait at all: after three iterations an error is infinite unless all went smoothly.
+    The host looks at what the device has found once in a few iterations; until then a problem that is solved is left alone.
+    With ``quickly`` it does not wait at all: after a few iterations an error is infinite unless all went smoothly.
     """
     level, masses = epsilon[:, None, None], masses.unsqueeze(-1)
     target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(ROUNDING).view(-1, 1, 1)
@@ -233,42 +234,57 @@ def _ascend(
     half: Tensor | float = math.inf  # of the error at the base
     damping = epsilon.new_full((), DAMPING)
     refused = iterations = torch.zeros((), dtype=torch.long, device=epsilon.device)
-    smooth: list[Tensor] = []
+    unseen = 1 if epsilon.device.type == "cpu" else _UNSEEN
+    errors: list[Tensor] = []
+    lengths: list[Tensor] = []
+    failures: list[Tensor] = []
     for iteration in range(MAX_ITERATIONS + 1):
         rows = torch.stack([kind.rows(potential) for kind, potential in zip(kinds, trial.unbind(), strict=True)])
         slack = masses - rows
         error = torch.linalg.vector_norm(slack, 1, -2, keepdim=True)  # (K, B, 1, 1)
         settled = error <= target
-        # A step is kept if it halves the error, or if the concave objective still rises where it ends.
-        kept = (error <= half) | ((slack * (trial - base)).sum(-2, keepdim=True) >= 0)
         if quickly:
-            smooth.append(kept)
-            if iteration == _UNSEEN:
+            errors.append(error)
+            if iteration == _QUICK:
                 break
         else:
+            # A step is kept if it halves the error, or if the concave objective still rises where it ends.
+            kept = (error <= half) | ((slack * (trial - base)).sum(-2, keepdim=True) >= 0)
             refused = (refused + 1) * ~kept
             settled = settled | (refused > _HOPELESS)
-            if iteration == MAX_ITERATIONS or (iteration + 1) % _UNSEEN == 0 and bool(settled.all()):
+            smooth = False
+            if (iteration + 1) % unseen == 0:  # mostly all are kept, as the host learns in the same breath
+                ended, smooth = torch.stack([settled.all(), kept.all()]).tolist()
+                if ended:
+                    break
+            if iteration == MAX_ITERATIONS:
                 break
         matrix = torch.stack([kind.matrix() for kind in kinds])
         diagonal = torch.addcmul(rows + least, damped, damping * error)
         matrix.diagonal(dim1=-2, dim2=-1).add_(diagonal.squeeze(-1))
-        factor, exists = definite.factor(matrix)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
         step = definite.solve(factor, slack)
-        step = step / (limited * torch.linalg.vector_norm(step, math.inf, -2, keepdim=True)).clamp_min(1.0)
-        following = trial + step
+        length = limited * torch.linalg.vector_norm(step, math.inf, -2, keepdim=True)
         if quickly:
-            smooth.append(exists[..., None, None])
-            base, half, damping = trial, error / 2, 0.3 * damping
+            failures.append(failed)
+            lengths.append(length)
+            damping, following = 0.3 * damping, trial + step
         else:
-            following = torch.where(exists[..., None, None], following, trial)  # rounding has made a matrix indefinite
-            following = torch.where(kept, following, base.lerp(trial, 0.25))
-            base, half = torch.where(kept, trial, base), torch.where(kept, error / 2, half)
-            damping = torch.where(kept, 0.3 * damping, 10.0 * damping)
+            following = trial + step / length.clamp_min(1.0)
+            following = torch.where(failed[..., None, None] == 0, following, trial)  # rounding has made it indefinite
+            if smooth:
+                base, half, damping = trial, error / 2, 0.3 * damping
+            else:
+                following = torch.where(kept, following, base.lerp(trial, 0.25))
+                base, half = torch.where(kept, trial, base), torch.where(kept, error / 2, half)
+                damping = torch.where(kept, 0.3 * damping, 10.0 * damping)
+            iterations = iterations + ~settled
         trial = torch.where(settled, trial, following)
-        iterations = iterations + ~settled
-    if quickly:
-        error = torch.where(torch.stack(smooth).all(0), error, math.inf)
+    if quickly:  # each step was kept as it was, or came after the end
+        history = torch.stack(errors)
+        kept = (history[1:] <= history[:-1] / 2) & (torch.stack(lengths) <= 1.0) | (history[:-1] <= target)
+        good = kept.all(0) & (torch.stack(failures) == 0).all(0)[..., None, None]
+        error = torch.where(good, error, math.inf)
     return _Ascended((trial * level).squeeze(-1), error.flatten(1), iterations.expand_as(error).flatten(1))
 
 

@@ -233,7 +233,7 @@ def _ascend(
     least = torch.stack([(masses <= 0).to(masses) if kind.limited else MATCHING * masses for kind in kinds])
     half: Tensor | float = math.inf  # of the error at the base
     damping = epsilon.new_full((), DAMPING)
-    refused = iterations = torch.zeros((), dtype=torch.long, device=epsilon.device)
+    none = refused = iterations = torch.zeros((), dtype=torch.long, device=epsilon.device)
     unseen = 1 if epsilon.device.type == "cpu" else _UNSEEN
     errors: list[Tensor] = []
     lengths: list[Tensor] = []
@@ -250,14 +250,16 @@ def _ascend(
         else:
             # A step is kept if it halves the error, or if the concave objective still rises where it ends.
             kept = (error <= half) | ((slack * (trial - base)).sum(-2, keepdim=True) >= 0)
-            refused = (refused + 1) * ~kept
-            settled = settled | (refused > _HOPELESS)
-            smooth = False
-            if (iteration + 1) % unseen == 0:  # mostly all are kept, as the host learns in the same breath
+            look, smooth, ended = (iteration + 1) % unseen == 0, False, False
+            if look:  # mostly all are kept, as the host learns in the same breath
                 ended, smooth = torch.stack([settled.all(), kept.all()]).tolist()
-                if ended:
-                    break
-            if iteration == MAX_ITERATIONS:
+            if smooth:
+                refused = none
+            else:
+                refused = (refused + 1) * ~kept
+                settled = settled | (refused > _HOPELESS)
+                ended = look and bool(settled.all())
+            if ended or iteration == MAX_ITERATIONS:
                 break
         matrix = torch.stack([kind.matrix() for kind in kinds])
         diagonal = torch.addcmul(rows + least, damped, damping * error)

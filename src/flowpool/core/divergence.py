@@ -82,6 +82,7 @@ class Energy:
         epsilon: ``(B,)``.
         debias: S_eps, or L_eps alone.
         resolution: relative precision that the nodes were given in; finer differences are rounding.
+        features: how many of the D features are no padding; ``None``: all.
     """
 
     geometry: Geometry
@@ -91,6 +92,7 @@ class Energy:
     epsilon: Tensor
     debias: bool = True
     resolution: float = torch.finfo(torch.float64).eps
+    features: int | None = None
 
     def select(self, index: Tensor) -> Energy:
         """The energies of some of the clouds."""
@@ -123,7 +125,7 @@ class Energy:
     def leading(self) -> Directions:
         """Directions in which the nodes vary most."""
         centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]
-        return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution)
+        return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution, self.features)
 
     @lazy
     def coordinates(self) -> Tensor:

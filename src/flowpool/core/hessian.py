@@ -32,6 +32,7 @@ class Curvature(NamedTuple):
         spanned: along all other directions of the hull of the nodes there is nothing, ``(B,)`` bool.
         exact: and the points lie in it, so that this is all of the Hessian, ``(B,)`` bool.
         unit: typical diagonal, ``(B, M)``; the unit of curvatures and shifts.
+        others: there are features beside the basis.
     """
 
     block: Tensor | None
@@ -40,6 +41,7 @@ class Curvature(NamedTuple):
     spanned: Tensor
     exact: Tensor
     unit: Tensor
+    others: bool = False
 
 
 def curvature(energy: Energy, here: Evaluation) -> Curvature:
@@ -54,7 +56,8 @@ def curvature(energy: Energy, here: Evaluation) -> Curvature:
         centred = here.points - energy.scales.centre
         outside = torch.linalg.vector_norm(centred - torch.bmm(centred, basis.mT) @ basis, dim=-1).amax(-1)
         exact = spanned & (outside <= OUTSIDE * energy.epsilon / energy.scales.radius)
-        return Curvature(block, basis, likeness, spanned, exact, unit)
+        features = energy.features or basis.shape[-1]
+        return Curvature(block, basis, likeness, spanned, exact, unit, basis.shape[1] < features)
     likeness = torch.diag_embed(unit)
     if here.points[0].numel() > MOST_FORMED:
         return Curvature(None, None, likeness, ~everywhere, ~everywhere, unit)
@@ -139,8 +142,8 @@ def _squared_euclidean_hessian(points: Tensor, nodes: Tensor, energy: Energy, so
     if solved.xx is None:
         base = torch.diag_embed(energy.point_masses)
         matrix, rest = points.new_zeros(batch, size, size), points.new_zeros(())
-        left = torch.cat([flat, t], -1)
-        right = torch.cat([wide.mT, definite.solve(definite.factor(schur(plan, conditional))[0], t.mT)], -2)
+        response, nothing = definite.solve(definite.factor(schur(plan, conditional))[0], t.mT), torch.zeros_like(t)
+        left, right = torch.cat([flat, t, nothing], -1), torch.cat([wide, response.mT, nothing], -1)
     else:
         base = solved.xx.plan
         self_apart = (column - points.mT.unsqueeze(1)).contiguous()  # (B, M, D, M), u
@@ -150,10 +153,10 @@ def _squared_euclidean_hessian(points: Tensor, nodes: Tensor, energy: Energy, so
         systems = torch.stack([schur(plan, conditional), base])
         systems[1].diagonal(dim1=-2, dim2=-1).add_(energy.point_masses)
         response = definite.solve(definite.factor(systems)[0], torch.stack([t, v]).mT)  # (2, B, M, MD)
-        left, right = torch.cat([flat, t, v], -1), torch.cat([wide.mT, response[0], -response[1]], -2)
+        left, right = torch.cat([flat, t, v], -1), torch.cat([wide, response[0].mT, -response[1].mT], -1)
         pairs = self_weighted.unsqueeze(-1) * self_apart.mT.unsqueeze(2)  # (B, M, D, M, D)
         matrix, rest = pairs.reshape(batch, size, size), pairs.sum(3)  # (B, M, D, D), gamma
-    matrix = torch.baddbmm(matrix, left, right, beta=-1)
+    matrix = torch.baddbmm(matrix, left, right.mT, beta=-1)
     blocks = rest - torch.matmul(weighted, apart.mT)
     square = matrix.view(batch, num_points, dim, num_points, dim)
     square.diagonal(dim1=1, dim2=3).add_(blocks.permute(0, 2, 3, 1))

@@ -50,6 +50,7 @@ class Model(NamedTuple):
     exists: Tensor  # (B,) bool, it is positive definite
     scale: Tensor  # (B,), of the Hessian
     shift: Tensor  # (B,), in units of it
+    beside: bool = False  # there are features beside the basis
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution for the right-hand side ``(B, M, D)``."""
@@ -70,7 +71,7 @@ class Model(NamedTuple):
     def smallest_curvature(self) -> Tensor:
         """The smallest curvature without the shift, ``(B,)``; zero where the model does not exist."""
         found = _smallest_eigenvalue(self.others if self.block is None else self.block)
-        if self.basis is not None and self.basis.shape[1] < self.basis.shape[2]:
+        if self.beside:
             found = torch.minimum(found, _smallest_eigenvalue(self.others))
         return torch.where(self.exists, found / self.scale - self.shift, 0.0)
 
@@ -99,7 +100,7 @@ def shifted_model(curvature: Curvature, shift: Tensor) -> Model:
         return Model(others, None, None, exists, scale, shift)
     block, block_exists = _factorised(curvature.block, shift.unsqueeze(-1) * unit)
     exists = block_exists if curvature.basis is None else exists & block_exists
-    return Model(others, block, curvature.basis, exists, scale, shift)
+    return Model(others, block, curvature.basis, exists, scale, shift, curvature.others)
 
 
 def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:

@@ -139,12 +139,11 @@ class Energy:
         warm: Evaluation | None = None,
         tolerance: Tensor | float = 1e-12,
         drift: Drift | None = None,
-        quickly: bool = False,
     ) -> Evaluation:
         """The gradient at ``points``, ``(B, M, D)``, with the inner problems solved to ``tolerance``.
 
         ``warm`` is an evaluation at nearby points. Its potential is carried along, and what the last move has shown beyond
-        that is added, in proportion to how far this one goes along it. ``quickly``: see :func:`sinkhorn.solve_both`.
+        that is added, in proportion to how far this one goes along it.
         """
         opened = self.geometry.opened(points, self.nodes)
         if warm is None:
@@ -154,7 +153,7 @@ class Energy:
             share = drift.share(points - warm.points)
             potential = torch.addcmul(potential, share, drift.potential)
             self_potential = torch.addcmul(self_potential, share, drift.self_potential)
-        return self._evaluate(points, opened, potential, self_potential, tolerance, quickly)
+        return self._evaluate(points, opened, potential, self_potential, tolerance)
 
     def carried(self, warm: Evaluation, cost: Tensor) -> Tensor:
         """f of nearby points for another cost, ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, ``(B, M)``.
@@ -178,9 +177,7 @@ class Energy:
         tolerance: Tensor | float = 1e-12,
     ) -> Evaluation:
         """The gradient at ``points`` with the inner problems started from given potentials ``(B, M)``."""
-        return self._evaluate(
-            points, self.geometry.opened(points, self.nodes), potential, self_potential, tolerance
-        )
+        return self._evaluate(points, self.geometry.opened(points, self.nodes), potential, self_potential, tolerance)
 
     def _evaluate(
         self,
@@ -189,12 +186,11 @@ class Energy:
         potential: Tensor | None,
         self_potential: Tensor | None,
         tolerance: Tensor | float,
-        quickly: bool = False,
     ) -> Evaluation:
         cost, pulled = opened
         self_cost, self_pulled = self.geometry.opened(points) if self.debias else (None, None)
         xy, xx = sinkhorn.solve_both(
-            cost, self_cost, self.point_masses, self.masses, self.epsilon, potential, self_potential, tolerance, quickly
+            cost, self_cost, self.point_masses, self.masses, self.epsilon, potential, self_potential, tolerance
         )
         gradient = pulled(xy.plan)
         if xx is not None and self_pulled is not None:

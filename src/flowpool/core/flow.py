@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flowpool.core import law
-from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, ROUNDING, SINGULAR, TIGHTEST
+from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR, TIGHTEST
 from flowpool.core.divergence import Drift, Energy, Evaluation
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import (
@@ -201,17 +201,14 @@ class _Way:
         )
         target = torch.addcmul(self.here.points, first, self.first)
         target = torch.addcmul(torch.addcmul(target, second, self.second), newton, self.newton)
-        # Mostly a few iterations are enough, as the numbers tell that are measured anyway; looks on the way make a device wait.
-        for quickly in (False,) if target.device.type == "cpu" else (True, False):
-            self.there = self.energy.evaluate(target, self.here, inner, self.drift, quickly)
-            if self._measure(asked, quickly):
-                break
+        self.there = self.energy.evaluate(target, self.here, inner, self.drift)
+        self._measure(asked)
         gone = {cloud for cloud, request in asked.items() if request != TIGHTEN}
         if gone:
             self.drift = self._where(gone, self.energy.drift(self.here, self.there), self.drift)
 
-    def _measure(self, asked: dict[int, int], doubtful: bool = False) -> bool:
-        """Writes on the clocks what is found at X', unless that is doubtful and not as exact as it was asked for."""
+    def _measure(self, asked: dict[int, int]) -> None:
+        """Writes on the clocks what is found at X'."""
         points, gradient, scales = self.there.points, self.there.gradient, self.energy.scales
         extent = (_norm(points - scales.centre) / scales.radius).clamp_min(0.1 * math.sqrt(points.shape[1]))
         columns = {"size": _norm(gradient) / scales.pull, "error": self.there.error, "extent": extent}
@@ -225,15 +222,12 @@ class _Way:
             step = self.first.add(self.second, alpha=0.5)
             columns |= {"ahead": _inner(gradient, step), "behind": _inner(self.here.gradient, step)}
         numbers = self._read(columns)
-        if doubtful and not all(numbers[cloud]["error"] <= max(self.clocks[cloud].inner, ROUNDING) for cloud in asked):
-            return False
         for cloud, request in asked.items():
             found = numbers[cloud] | {"reached": numbers[cloud]["size"]}
             vars(self.clocks[cloud]).update({name: found[name] for name in _MEASURED[request]})
         if racing:
             raced = self._where(racing, (velocity, swerve, ahead), (self.first, self.second, self.before))
             self.first, self.second, self.before = raced
-        return True
 
     def solve(self, asked: dict[int, int]) -> None:
         """Solves linear systems with the Hessian at X, and writes on the clocks what the solutions are like."""
@@ -252,7 +246,9 @@ class _Way:
         kinds = [asked.get(cloud, FINISHED) for cloud in self.clouds]
         own, other, along, shift, precision, longest = self._columns(map(_equation, kinds, self._clocks()))
         groups = ((STAGE, REST), (SLIDE, STAGE), (NEWTON, REST))
-        elsewhere, roughly, newton = sent([[kind in group for kind in kinds] for group in groups], shift.device).unbind()
+        elsewhere, roughly, newton = sent(
+            [[kind in group for kind in kinds] for group in groups], shift.device
+        ).unbind()
         there = torch.where(elsewhere[:, None, None], self.there.gradient, 0.0)  # it may have failed for the others
         right = torch.addcmul(own * self.here.gradient, other, there)
         right = torch.addcmul(right, along, scales.stiffness.unsqueeze(-1) * self.first)

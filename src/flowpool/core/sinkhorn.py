@@ -29,8 +29,6 @@ from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, MI
 from flowpool.core.records import sent
 
 _HOPELESS = 12  # refused steps in a row after which rounding has the last word
-_UNSEEN = 3  # Newton iterations between two looks at what a device has found, for which the host has to wait
-_QUICK = 4  # iterations that are mostly enough
 
 
 @dataclass(frozen=True)
@@ -140,26 +138,25 @@ def solve_both(
     potential: Tensor | None,
     self_potential: Tensor | None,
     tolerance: Tensor | float,
-    quickly: bool = False,
 ) -> tuple[Transport, SelfTransport | None]:
-    """:func:`solve` and, given its cost, :func:`solve_self` at once: one Newton iteration is for both.
-
-    Args:
-        quickly: a few iterations without a look at them. Where they were not enough, or were not all good, the error is above
-            the tolerance and the plans are of no use.
-    """
+    """:func:`solve` and, given its cost, :func:`solve_self` at once: one Newton iteration is for both."""
     before: Tensor | int = 0
     if potential is None:
         potential, before = _cold_start(cost, point_masses, masses, epsilon)
     across = _ToNodes(cost, masses, epsilon)
     if self_cost is None:
-        found = _ascend([across], [potential], epsilon, point_masses, tolerance, quickly)
+        found = _ascend([across], [potential], epsilon, point_masses, tolerance)
     else:
         own = _ToItself(self_cost, epsilon)
         self_potential = _self_start(point_masses, epsilon) if self_potential is None else self_potential
-        found = _ascend([across, own], [potential, self_potential], epsilon, point_masses, tolerance, quickly)
+        found = _ascend([across, own], [potential, self_potential], epsilon, point_masses, tolerance)
     xy = Transport(found.potential[0], across.conditional, across.plan, found.error[0], before + found.iterations[0])
     return xy, None if self_cost is None else SelfTransport(found.potential[1], own.plan, found.error[1])
+
+
+def looks_every(device: torch.device) -> int:
+    """Iterations after which the host looks at what a device has found; that it has to wait for, unless it is itself."""
+    return 1 if device.type == "cpu" else 3
 
 
 def _self_start(masses: Tensor, epsilon: Tensor) -> Tensor:
@@ -217,12 +214,10 @@ def _ascend(
     epsilon: Tensor,
     masses: Tensor,
     tolerance: Tensor | float,
-    quickly: bool = False,
 ) -> _Ascended:
     """The maxima of K concave functions of potentials ``(B, M)``, by Newton steps that are shortened until they climb.
 
-    The host looks at what the device has found once in a few iterations; until then a problem that is solved is left alone.
-    With ``quickly`` it does not wait at all: after a few iterations an error is infinite unless all went smoothly.
+    The host looks at what a device has found once in a few iterations; until then a problem that is solved is left alone.
     """
     level, masses = epsilon[:, None, None], masses.unsqueeze(-1)
     target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(ROUNDING).view(-1, 1, 1)
@@ -234,59 +229,40 @@ def _ascend(
     half: Tensor | float = math.inf  # of the error at the base
     damping = epsilon.new_full((), DAMPING)
     none = refused = iterations = torch.zeros((), dtype=torch.long, device=epsilon.device)
-    unseen = 1 if epsilon.device.type == "cpu" else _UNSEEN
-    errors: list[Tensor] = []
-    lengths: list[Tensor] = []
-    failures: list[Tensor] = []
+    between = looks_every(epsilon.device)
     for iteration in range(MAX_ITERATIONS + 1):
         rows = torch.stack([kind.rows(potential) for kind, potential in zip(kinds, trial.unbind(), strict=True)])
         slack = masses - rows
         error = torch.linalg.vector_norm(slack, 1, -2, keepdim=True)  # (K, B, 1, 1)
         settled = error <= target
-        if quickly:
-            errors.append(error)
-            if iteration == _QUICK:
-                break
+        # A step is kept if it halves the error, or if the concave objective still rises where it ends.
+        kept = (error <= half) | ((slack * (trial - base)).sum(-2, keepdim=True) >= 0)
+        look, smooth, ended = (iteration + 1) % between == 0, False, False
+        if look:  # mostly all are kept, as the host learns in the same breath
+            ended, smooth = torch.stack([settled.all(), kept.all()]).tolist()
+        if smooth:
+            refused = none
         else:
-            # A step is kept if it halves the error, or if the concave objective still rises where it ends.
-            kept = (error <= half) | ((slack * (trial - base)).sum(-2, keepdim=True) >= 0)
-            look, smooth, ended = (iteration + 1) % unseen == 0, False, False
-            if look:  # mostly all are kept, as the host learns in the same breath
-                ended, smooth = torch.stack([settled.all(), kept.all()]).tolist()
-            if smooth:
-                refused = none
-            else:
-                refused = (refused + 1) * ~kept
-                settled = settled | (refused > _HOPELESS)
-                ended = look and bool(settled.all())
-            if ended or iteration == MAX_ITERATIONS:
-                break
+            refused = (refused + 1) * ~kept
+            settled = settled | (refused > _HOPELESS)
+            ended = look and bool(settled.all())
+        if ended or iteration == MAX_ITERATIONS:
+            break
         matrix = torch.stack([kind.matrix() for kind in kinds])
         diagonal = torch.addcmul(rows + least, damped, damping * error)
         matrix.diagonal(dim1=-2, dim2=-1).add_(diagonal.squeeze(-1))
-        factor, failed = torch.linalg.cholesky_ex(matrix)
+        factor, exists = definite.factor(matrix)
         step = definite.solve(factor, slack)
-        length = limited * torch.linalg.vector_norm(step, math.inf, -2, keepdim=True)
-        if quickly:
-            failures.append(failed)
-            lengths.append(length)
-            damping, following = 0.3 * damping, trial + step
+        step = step / (limited * torch.linalg.vector_norm(step, math.inf, -2, keepdim=True)).clamp_min(1.0)
+        following = torch.where(exists[..., None, None], trial + step, trial)  # rounding may have made one indefinite
+        if smooth:
+            base, half, damping = trial, error / 2, 0.3 * damping
         else:
-            following = trial + step / length.clamp_min(1.0)
-            following = torch.where(failed[..., None, None] == 0, following, trial)  # rounding has made it indefinite
-            if smooth:
-                base, half, damping = trial, error / 2, 0.3 * damping
-            else:
-                following = torch.where(kept, following, base.lerp(trial, 0.25))
-                base, half = torch.where(kept, trial, base), torch.where(kept, error / 2, half)
-                damping = torch.where(kept, 0.3 * damping, 10.0 * damping)
-            iterations = iterations + ~settled
+            following = torch.where(kept, following, base.lerp(trial, 0.25))
+            base, half = torch.where(kept, trial, base), torch.where(kept, error / 2, half)
+            damping = torch.where(kept, 0.3 * damping, 10.0 * damping)
         trial = torch.where(settled, trial, following)
-    if quickly:  # each step was kept as it was, or came after the end
-        history = torch.stack(errors)
-        kept = (history[1:] <= history[:-1] / 2) & (torch.stack(lengths) <= 1.0) | (history[:-1] <= target)
-        good = kept.all(0) & (torch.stack(failures) == 0).all(0)[..., None, None]
-        error = torch.where(good, error, math.inf)
+        iterations = iterations + ~settled
     return _Ascended((trial * level).squeeze(-1), error.flatten(1), iterations.expand_as(error).flatten(1))
 
 

@@ -36,9 +36,9 @@ from flowpool.core.constants import (
     SINGULAR,
 )
 from flowpool.core.hessian import Curvature
+from flowpool.core.sinkhorn import looks_every
 
 Product = Callable[[Tensor], Tensor]
-_UNSEEN = 3  # iterations between two looks at what the device has found
 
 
 class Model(NamedTuple):
@@ -167,8 +167,9 @@ def conjugate_gradients(
         strength = _inner(rest, direction)
     active = active & (strength > goal)
     flattest = torch.full_like(strength, torch.inf)
+    between = looks_every(right.device)
     for iteration in range(MOST_CG):
-        if iteration % _UNSEEN == 0 and not bool(active.any()):
+        if iteration % between == 0 and not bool(active.any()):
             break
         image = torch.addcmul(product(direction), offset, direction)
         curvature = _inner(direction, image)
@@ -280,8 +281,9 @@ class System(NamedTuple):
         half = model.solve(rest)
         direction, strength = model.solve(half), _inner(half, half)
         active = (strength > goal) & model.exists[:, None, None]
+        between = looks_every(image.device)
         for iteration in range(MOST_CG):
-            if iteration % _UNSEEN == 0 and not bool(active.any()):
+            if iteration % between == 0 and not bool(active.any()):
                 break
             moved = normal(direction)
             length = torch.where(active, strength / _inner(direction, moved), 0.0)

@@ -172,8 +172,10 @@ class _Way:
         idle = [cloud for cloud in self.clouds if cloud not in wanted][: max(0, 2 - len(wanted))]
         clouds = [cloud for cloud in self.clouds if cloud in wanted or cloud in idle]
         index = sent([self.clouds.index(cloud) for cloud in clouds], self.first.device)
-        states = (self.here, self.there, self.drift, self.first, self.second, self.newton, self.before)
-        return _Way(clouds, self.clocks, self.energy.select(index), *(take(state, index) for state in states))
+        state = (self.here, self.there, self.drift, self.first, self.second, self.newton, self.before)
+        here, there, drift, first, second, newton, before = take(state, index)
+        energy = self.energy.select(index)
+        return _Way(clouds, self.clocks, energy, here, there, drift, first, second, newton, before)
 
     def arrive(self, clouds: Collection[int]) -> None:
         """Makes X' the new X of some clouds."""
@@ -328,7 +330,8 @@ def _equation(request: int, clock: _Clock) -> tuple[float, float, float, float, 
 
 
 def _norm(value: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(value, dim=(-1, -2))
+    length: Tensor = torch.linalg.vector_norm(value, dim=(-1, -2))
+    return length
 
 
 def _inner(one: Tensor, other: Tensor) -> Tensor:

@@ -282,8 +282,9 @@ class Geometry:
     def matrix(self, x: Tensor, y: Tensor) -> Tensor:
         """All costs between ``(B, M, D)`` and ``(B, N, D)``, as ``(B, M, N)``."""
         if self.is_squared_euclidean:
-            squares = x.square().sum(-1).unsqueeze(-1) + y.square().sum(-1).unsqueeze(-2)
-            return torch.baddbmm(squares, x, y.transpose(-1, -2), alpha=-2)  # accurate because the clouds are centred
+            own = x.square().sum(-1, keepdim=True)
+            other = own if y is x else y.square().sum(-1, keepdim=True)
+            return torch.baddbmm(own + other.mT, x, y.mT, alpha=-2)  # accurate because the clouds are centred
         return self.pairwise(x.unsqueeze(-2), y.unsqueeze(-3))
 
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:

@@ -244,7 +244,7 @@ def _kept(problem: Problem, solution: Solution) -> Problem:
 def _behind(problem: Problem, solution: Solution) -> Behind:
     """The graphs in their frames with the solution found there, for plans and divergences."""
     inside, frame, order = torch_engine.framed(problem)
-    flowed = Flowed(*(value.detach() for value in torch_engine.flowed(solution)))
+    flowed = Flowed(*(value.detach() for value in torch_engine.flowed(solution, inside)))
     if solution.nodes.numel():
         order = solution.order[order]  # the nodes were kept in the order of the engine
     return Behind(inside, flowed, frame.solvable, frame.cost_unit, order)

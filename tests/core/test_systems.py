@@ -40,7 +40,7 @@ def filtered(values, right):
 @KNOWN
 def test_a_newton_step_is_the_inverse_where_there_is_nothing_flat(known):
     values = (1.0, 2.0, 3.0)
-    found = system(*values, known=known).newton(ANYTHING, 1e-10, None, None)
+    found = system(*values, known=known).newton(ANYTHING, 1e-10)
     assert torch.allclose(found.solution, filtered(values, ANYTHING), rtol=2 * FLAT)
     assert SINGULAR < float(found.flattest) <= 3.0
 
@@ -50,7 +50,7 @@ def test_a_newton_step_leaves_flat_directions_alone(known):
     values = (1.0, 2.0, 0.0)
     gradient = system(*values).product(ANYTHING)  # no part of it lies along the flat direction
     for right in (gradient, ANYTHING) if known else (gradient,):  # conjugate gradients only damp what lies along it
-        found = system(*values, known=known).newton(right, 1e-10, None, None)
+        found = system(*values, known=known).newton(right, 1e-10)
         assert torch.allclose(found.solution, filtered(values, right), rtol=1e-3, atol=1e-3 * float(right.norm()))
     pseudo = by_eigenvalues(values, gradient, lambda h: torch.where(h > 0, 1 / h, 0.0))
     assert torch.allclose(filtered(values, gradient), pseudo, rtol=1e-7)
@@ -63,7 +63,7 @@ def test_the_filter_is_tikhonovs_where_it_matters_and_smaller_where_it_does_not(
     values = (1.0, 2.0, curvature_of)
     right = by_eigenvalues(values, ANYTHING, lambda h: torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
     right = right / right.norm()
-    found = float(system(*values).newton(right, 1e-10, None, None).solution.norm())
+    found = float(system(*values).newton(right, 1e-10).solution.norm())
     expected = float(filtered(values, right).norm())
     assert found <= 1.001 * expected
     assert found >= expected * (1 - min(1.0, (2 * FLAT / curvature_of) ** 2) - 2e-3)
@@ -71,16 +71,12 @@ def test_the_filter_is_tikhonovs_where_it_matters_and_smaller_where_it_does_not(
 
 @KNOWN
 def test_a_saddle_is_noticed(known):
-    found = system(1.0, 2.0, -0.5, known=known).newton(ANYTHING, 1e-10, None, None)
+    found = system(1.0, 2.0, -0.5, known=known).newton(ANYTHING, 1e-10)
     assert float(found.flattest) < -FLAT
-    _, definite = system(1.0, 2.0, -0.5, known=known).shifted(
-        ANYTHING, torch.tensor([0.1], dtype=torch.float64), roughly=False
-    )
-    assert not definite
-    _, definite = system(1.0, 2.0, -0.5, known=known).shifted(
-        ANYTHING, torch.tensor([0.6], dtype=torch.float64), roughly=False
-    )
-    assert definite
+    for shift, definite in ((0.1, False), (0.6, True)):
+        saddle = system(1.0, 2.0, -0.5, known=known)
+        found = saddle.solve(ANYTHING, torch.tensor([shift], dtype=torch.float64), saddle.curvature.exact)
+        assert bool(found.flattest > 0) == definite
 
 
 def test_conjugate_gradients_meet_negative_curvature_before_they_move():
@@ -88,7 +84,7 @@ def test_conjugate_gradients_meet_negative_curvature_before_they_move():
     basis = rotation()
     down = basis[:, 2].view(1, 1, 3)  # along the negative eigenvalue
     indefinite = system(1.0, 2.0, -0.5, known=False)
-    found = indefinite.newton(down, 1e-10, None, None)
+    found = indefinite.newton(down, 1e-10)
     assert float(found.solution.norm()) == 0.0
     assert float(found.flattest) == pytest.approx(-0.5)
 
@@ -125,9 +121,9 @@ def test_systems_of_energies_are_those_of_their_matrix(cost, monkeypatch):
         known = curvature(energy, here)
         doubtful = known._replace(exact=torch.zeros_like(known.exact), spanned=torch.zeros_like(known.spanned))
         for part in (known, doubtful):
-            found, definite = System(part, hessian_product(energy, here)).shifted(here.gradient, shift, roughly=False)
-            assert definite.all()
-            gap = (found - expected).norm() / expected.norm()
+            found = System(part, hessian_product(energy, here)).solve(here.gradient, shift, part.exact)
+            assert (found.flattest > 0).all()
+            gap = (found.solution - expected).norm() / expected.norm()
             assert gap < (1e-9 if bool(part.exact.all()) else 0.2)
 
 
@@ -185,5 +181,5 @@ def test_flat_directions_are_seen_wherever_they_lie(flattest):
         found = Curvature(matrix.unsqueeze(0), None, torch.diag_embed(unit), yes, yes, unit)
         model = shifted_model(found, torch.full((1,), 1e-6, dtype=torch.float64))
         smallest = float(model.smallest_curvature())
-        assert flattest * (1 - 1e-6) <= smallest <= float(model.smallest_pivot()) + 1e-12
+        assert flattest * (1 - 1e-6) <= smallest <= float(model.smallest_pivot() - model.shift) + 1e-12
         assert smallest <= 1.2 * flattest

@@ -3,6 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flowpool import flow_pool
+from flowpool.core import sinkhorn
 from flowpool.core.measures import make_clouds
 from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.engines import torch_engine as batching
@@ -55,6 +57,39 @@ def test_results_have_the_same_bits_in_any_company():
         rows = torch.cat([torch.arange(*together.clouds.ptr[g : g + 2].tolist()) for g in group])
         assert torch.equal(back.nodes, gradients.nodes[rows])
         assert torch.equal(back.masses, gradients.masses[rows])
+
+
+@pytest.mark.parametrize(("num_points", "dim"), [(5, 3), (3, 7), (1, 1), (5, 8), (4, 5), (7, 6)])
+def test_odd_sizes_have_the_same_bits_in_any_company(num_points, dim):
+    """Matrices of odd size would be rounded by their place in the batch."""
+    generator = torch.Generator().manual_seed(dim)
+    sizes = torch.randint(1, 40, (24,), generator=generator).tolist()
+    clouds = [torch.randn(size, dim, generator=generator, dtype=torch.float64) for size in sizes]
+    reference = torch.randn(num_points, dim, generator=generator, dtype=torch.float64)
+    upstream = torch.randn(24, num_points, dim, generator=generator, dtype=torch.float64)
+
+    def pooled(graphs):
+        nodes = torch.cat([clouds[g] for g in graphs]).requires_grad_()
+        batch = torch.arange(len(graphs)).repeat_interleave(torch.tensor([sizes[g] for g in graphs]))
+        found = flow_pool(nodes, batch, reference=reference, epsilon=0.3, engine="torch", on_failure="ignore")
+        (gradient,) = torch.autograd.grad(found.points, nodes, upstream[graphs])
+        return found, gradient.split([sizes[g] for g in graphs])
+
+    whole, gradients = pooled(list(range(24)))
+    for count in (1, 2, 7, 16, 24):
+        graphs = torch.randperm(24, generator=generator)[:count].tolist()
+        part, own = pooled(graphs)
+        assert torch.equal(part.points, whole.points[graphs])
+        assert torch.equal(part.residual, whole.residual[graphs]) and torch.equal(part.steps, whole.steps[graphs])
+        assert all(torch.equal(gradient, gradients[g]) for gradient, g in zip(own, graphs, strict=True))
+
+
+def test_looking_less_often_changes_no_bit(monkeypatch):
+    """As on devices for which the host would have to wait."""
+    often = batching.solve_framed(problem(range(8)), 1e-8, 500)
+    monkeypatch.setattr(sinkhorn, "looks_every", lambda device: 3)
+    seldom = batching.solve_framed(problem(range(8)), 1e-8, 500)
+    assert all(torch.equal(one, other) for one, other in zip(often, seldom, strict=True))
 
 
 def test_judging_moves_nothing():

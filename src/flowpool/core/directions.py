@@ -23,7 +23,12 @@ class Directions(NamedTuple):
 
 @torch.no_grad()
 def leading_directions(
-    nodes: Tensor, masses: Tensor, epsilon: Tensor, num_points: int, resolution: float = 0.0
+    nodes: Tensor,
+    masses: Tensor,
+    epsilon: Tensor,
+    num_points: int,
+    resolution: float = 0.0,
+    features: int | None = None,
 ) -> Directions:
     """The directions in which each cloud varies most.
 
@@ -37,9 +42,10 @@ def leading_directions(
         epsilon: ``(B,)``.
         num_points: number of points, M.
         resolution: see :func:`hull_tolerance`.
+        features: how many of the D features are no padding; ``None``: all.
     """
     batch, num_nodes, dim = nodes.shape
-    most = min(max(1, MOST_LEADING // num_points), num_nodes, dim)
+    most = min(max(1, MOST_LEADING // num_points), num_nodes, features or dim)
     rest = torch.where((masses > 0).unsqueeze(-1), nodes, 0.0)  # what is left of the nodes outside the hull so far
     square = rest.square().sum(-1)  # (B, N)
     nothing = hull_tolerance(resolution) ** 2 * square.amax(-1)  # (B,)

@@ -54,6 +54,7 @@ class Scales(NamedTuple):
     centre: Tensor  # (B, 1, D), mean of the nodes
     radius: Tensor  # (B,), R: root of the sum of their variances
     stiffness: Tensor  # (B, M), typical curvature of the energy at a point: 2 a_i for the squared Euclidean cost
+    pull: Tensor  # (B,), gradient that counts as one: R for the squared Euclidean cost
 
 
 class Drift(NamedTuple):
@@ -65,9 +66,8 @@ class Drift(NamedTuple):
 
     def share(self, moved: Tensor) -> Tensor:
         """How far another move goes along this one, in units of it, ``(B, 1)``."""
-        square = self.moved.square().sum((-1, -2))
-        along = ((self.moved * moved).sum((-1, -2)) / square).clamp(-FURTHER, FURTHER)
-        return torch.where((square > 0) & (square < torch.inf), along, 0.0).unsqueeze(-1)
+        along = (self.moved * moved).sum((-1, -2)) / self.moved.square().sum((-1, -2))
+        return along.clamp(-FURTHER, FURTHER).nan_to_num(0.0).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Energy:
         epsilon: ``(B,)``.
         debias: S_eps, or L_eps alone.
         resolution: relative precision that the nodes were given in; finer differences are rounding.
+        features: how many of the D features are no padding; ``None``: all.
     """
 
     geometry: Geometry
@@ -91,6 +92,7 @@ class Energy:
     epsilon: Tensor
     debias: bool = True
     resolution: float = torch.finfo(torch.float64).eps
+    features: int | None = None
 
     def select(self, index: Tensor) -> Energy:
         """The energies of some of the clouds."""
@@ -101,7 +103,7 @@ class Energy:
             point_masses=self.point_masses[index],
             epsilon=self.epsilon[index],
         )
-        for name in ("scales", "leading"):  # what is known of all is known of some
+        for name in ("scales", "leading", "coordinates"):  # what is known of all is known of some
             if name in self.__dict__:
                 part.__dict__[name] = take(self.__dict__[name], index)
         return part
@@ -116,14 +118,21 @@ class Energy:
         cost = variance
         if not self.geometry.is_squared_euclidean:
             cost = (self.masses * self.geometry.matrix(centre, self.nodes).squeeze(-2)).sum(-1)
-        return Scales(centre, variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None])
+        radius, stiffness = variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None]
+        return Scales(centre, radius, stiffness, radius * stiffness.sum(-1) / 2)
 
     @lazy
     def leading(self) -> Directions:
         """Directions in which the nodes vary most."""
         centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]
-        return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution)
+        return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution, self.features)
 
+    @lazy
+    def coordinates(self) -> Tensor:
+        """Those of the nodes along the leading directions, ``(B, K, N)``."""
+        return torch.bmm(self.leading.basis, self.nodes.mT)
+
+    @torch.no_grad()
     def evaluate(
         self,
         points: Tensor,
@@ -136,16 +145,15 @@ class Energy:
         ``warm`` is an evaluation at nearby points. Its potential is carried along, and what the last move has shown beyond
         that is added, in proportion to how far this one goes along it.
         """
-        with torch.no_grad():
-            opened = self.geometry.opened(points, self.nodes)
-            if warm is None:
-                return self._evaluate(points, *opened, None, None, tolerance)
-            potential, self_potential = self.carried(warm, opened[0]), None if warm.xx is None else warm.xx.potential
-            if drift is not None:
-                share = drift.share(points - warm.points)
-                potential = potential + share * drift.potential
-                self_potential = None if self_potential is None else self_potential + share * drift.self_potential
-            return self._evaluate(points, *opened, potential, self_potential, tolerance)
+        opened = self.geometry.opened(points, self.nodes)
+        if warm is None:
+            return self._evaluate(points, opened, None, None, tolerance)
+        potential, self_potential = self.carried(warm, opened[0]), warm.self_potential
+        if drift is not None:
+            share = drift.share(points - warm.points)
+            potential = torch.addcmul(potential, share, drift.potential)
+            self_potential = torch.addcmul(self_potential, share, drift.self_potential)
+        return self._evaluate(points, opened, potential, self_potential, tolerance)
 
     def carried(self, warm: Evaluation, cost: Tensor) -> Tensor:
         """f of nearby points for another cost, ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, ``(B, M)``.
@@ -156,10 +164,9 @@ class Energy:
 
     def drift(self, before: Evaluation, after: Evaluation) -> Drift:
         """What the potentials did between two evaluations; nothing where the second failed."""
-        solved = (after.error < torch.inf).unsqueeze(-1)
         beyond = after.xy.potential - self.carried(before, after.cost)
         own = after.self_potential - before.self_potential
-        return Drift(after.points - before.points, torch.where(solved, beyond, 0.0), torch.where(solved, own, 0.0))
+        return Drift(after.points - before.points, *(value.nan_to_num(0.0, 0.0, 0.0) for value in (beyond, own)))
 
     @torch.no_grad()
     def evaluate_from(
@@ -170,25 +177,25 @@ class Energy:
         tolerance: Tensor | float = 1e-12,
     ) -> Evaluation:
         """The gradient at ``points`` with the inner problems started from given potentials ``(B, M)``."""
-        opened = self.geometry.opened(points, self.nodes)
-        return self._evaluate(points, *opened, potential, self_potential, tolerance)
+        return self._evaluate(points, self.geometry.opened(points, self.nodes), potential, self_potential, tolerance)
 
     def _evaluate(
         self,
         points: Tensor,
-        cost: Tensor,
-        pulled: Callable[[Tensor], Tensor],
+        opened: tuple[Tensor, Callable[[Tensor], Tensor]],
         potential: Tensor | None,
         self_potential: Tensor | None,
         tolerance: Tensor | float,
     ) -> Evaluation:
-        xy = sinkhorn.solve(cost, self.point_masses, self.masses, self.epsilon, potential, tolerance)
+        cost, pulled = opened
+        self_cost, self_pulled = self.geometry.opened(points) if self.debias else (None, None)
+        xy, xx = sinkhorn.solve_both(
+            cost, self_cost, self.point_masses, self.masses, self.epsilon, potential, self_potential, tolerance
+        )
         gradient = pulled(xy.plan)
-        if not self.debias:
-            return Evaluation(points, gradient, cost, xy, None)
-        cost_xx, pulled = self.geometry.opened(points)
-        xx = sinkhorn.solve_self(cost_xx, self.point_masses, self.epsilon, self_potential, tolerance)
-        return Evaluation(points, gradient - pulled(xx.plan), cost, xy, xx)
+        if xx is not None and self_pulled is not None:
+            gradient = gradient - self_pulled(xx.plan)
+        return Evaluation(points, gradient, cost, xy, xx)
 
     def gradient(self, points: Tensor, solved: Evaluation) -> Tensor:
         """The gradient at ``points`` as a differentiable function of them and of every tensor of the energy.

@@ -9,8 +9,8 @@ same at once. :func:`descend` is Algorithm 1 of the paper as it stands, with a f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flowpool.core import law
 from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR, TIGHTEST
-from flowpool.core.divergence import Energy, Evaluation, Scales
+from flowpool.core.divergence import Drift, Energy, Evaluation
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import (
     CURVE,
@@ -65,27 +65,24 @@ class _Clock(SimpleNamespace):
     """The fields of :data:`flowpool.core.law.CLOCK`."""
 
 
+# What is asked of a cloud is an evaluation of the gradient at X', or a linear system with the Hessian; a STAGE is both.
 _EVALUATE = (RACE, TIGHTEN, TRY, STAGE, LAND)
-# What X' is made of: X, and these vectors with factors that depend on the request and the clock.
-_VECTORS = ("velocity", "swerve", "newton", "first", "solution")
-_FACTORS: dict[int, Callable[[_Clock], tuple[float, ...]]] = {
-    TIGHTEN: lambda clock: (0.0, 0.0, 0.0, 0.0, 0.0),
-    RACE: lambda clock: (clock.stride, clock.bend, 0.0, 0.0, 0.0),
-    TRY: lambda clock: (0.0, 0.0, -clock.stretch, 0.0, 0.0),
-    STAGE: lambda clock: (0.0, 0.0, 0.0, clock.step, 0.0),
-    LAND: lambda clock: (0.0, 0.0, 0.0, clock.step, 0.5 * clock.step),
+_SOLVE = (SLIDE, NEWTON, REST, DISTANCE)
+_MEASURED = {
+    START: ("size", "error", "extent", "speed", "swerve"),
+    RACE: ("size", "error", "extent", "speed", "swerve"),
+    TIGHTEN: ("size", "error", "extent"),
+    TRY: ("reached", "error"),
+    STAGE: (),
+    LAND: ("reached", "error", "ahead", "behind"),
 }
 
 
-def follow(
-    energy: Energy,
-    start: Tensor,
-    tolerance: float,
-    max_steps: int,
-    step_size: float | None = None,
-    keep_pairs: bool = True,
-) -> Flowed:
+def follow(energy: Energy, start: Tensor, tolerance: float, max_steps: int, step_size: float | None = None) -> Flowed:
     """The stationary points that the flow from ``start`` leads to.
+
+    The clouds go side by side: all that want an evaluation get it at once, then all that want a linear system. The others
+    are computed along for nothing, which is cheaper than to pick and choose, until a quarter of them have ended.
 
     Args:
         energy: B clouds.
@@ -93,258 +90,252 @@ def follow(
         tolerance: on the Newton step, in units of R.
         max_steps: of all kinds together.
         step_size: fixed length of the explicit steps; ``None`` chooses them by their error.
-        keep_pairs: never compute one cloud alone, since a batch of one rounds differently from a batch of more.
     """
-    way = _Way(energy, start, keep_pairs)
     clocks = [_Clock() for _ in range(len(start))]
     requests = {cloud: law.begin(clock, step_size or 0.0) for cloud, clock in enumerate(clocks)}
     equal = (energy.point_masses == energy.point_masses[:, :1]).all(-1).tolist()
-    while requests:
-        now = _most_wanted(requests)
-        way.perform(now, clocks)
-        for cloud in now:
-            requests[cloud] = law.advance(clocks[cloud], start.shape[1], equal[cloud], tolerance, max_steps)
-        way.arrive([cloud for cloud in now if clocks[cloud].arrived])
-        requests = {cloud: request for cloud, request in requests.items() if request != FINISHED}
-    here = way.here
+    way = _Way.begin(energy, start, clocks)
+    ends = way.ends
+
+    def advance(clouds: Iterable[int]) -> None:
+        """Asks the law what is next, and makes X' the new X of the clouds that have arrived."""
+        arrived = set()
+        for cloud in clouds:
+            clock, going = clocks[cloud], requests[cloud] in (RACE, TIGHTEN)
+            while (request := law.advance(clock, start.shape[1], equal[cloud], tolerance, max_steps)) in (CURVE, LOOK):
+                going = going or clock.arrived
+                if request == LOOK:  # whereas CURVE is done when a system is to be solved
+                    clock.flattest = min(clock.flattest, way.flattest(cloud))
+            requests[cloud] = request
+            if going or clock.arrived:
+                arrived.add(cloud)
+        way.arrive(arrived)
+
+    advance(list(requests))
+    while active := {cloud: request for cloud, request in requests.items() if request != FINISHED}:
+        if 4 * len(active) <= 3 * len(way.clouds) and len(way.clouds) > 2:
+            ends = put(ends, way.index, way.ends)
+            way = way.select(active)
+        moving = {cloud: request for cloud, request in active.items() if request in _EVALUATE}
+        staged = {cloud: request for cloud, request in moving.items() if request == STAGE}
+        if moving:
+            way.evaluate(moving)
+            advance(moving.keys() - staged.keys())
+        solving = {cloud: requests[cloud] for cloud in active if requests[cloud] in _SOLVE} | staged
+        if solving:
+            way.solve(solving)
+            advance(solving)
     residual = sent([clock.residual for clock in clocks], start.device, start.dtype)
     steps = sent([clock.steps for clock in clocks], start.device)
     singular = sent([clock.singular for clock in clocks], start.device)
-    return Flowed(here.points, here.xy.potential, here.self_potential, residual, steps, singular)
+    return Flowed(*put(ends, way.index, way.ends), residual, steps, singular)
 
 
-def _most_wanted(requests: dict[int, int]) -> dict[int, int]:
-    """The requests that can be done together and that most clouds wait for.
-
-    The others wait until they are more: what is done costs as much for many clouds as for one, and none feels the others.
-    """
-    kinds: dict[int, dict[int, int]] = {}
-    for cloud, request in requests.items():
-        kinds.setdefault(TRY if request in _EVALUATE else request, {})[cloud] = request
-    return max(kinds.values(), key=len)
-
-
+@dataclass
 class _Way:
-    """The vectors of a batch of clouds on their way; ``here`` and ``there`` are X and X' of the law."""
+    """Some clouds on their way. ``here`` and ``there`` are X and X' of the law, and X' lasts until the next evaluation."""
 
-    def __init__(self, energy: Energy, start: Tensor, keep_pairs: bool) -> None:
-        self.energy, self.keep_pairs = energy, keep_pairs
-        self.unit: Scales = energy.scales
-        # What makes 2 / M of the typical curvature of each cloud, (B,): one for the squared Euclidean cost.
-        self.per_curvature = 2 / self.unit.stiffness.sum(-1)
-        self.here: Evaluation = energy.evaluate(start)
-        self.there = self.here
-        self.drift = blank(energy.drift(self.here, self.here), len(start))
-        self.vectors = {name: torch.zeros_like(start) for name in (*_VECTORS, "before")}
-        self.curvature: Curvature | None = None
-        self._part: tuple[tuple[int, ...], Tensor, Energy] | None = None
-        self._moves = [0] * len(start)  # how often each cloud has moved, or its curvature was looked at
-        self._last: tuple[tuple[tuple[int, int], ...], Evaluation, System] | None = None
-        self._measured: list[tuple[list[int], dict[str, Tensor]]] = []  # what is still to be written on clocks
+    clouds: list[int]  # which they are
+    clocks: list[_Clock]  # of all
+    energy: Energy
+    here: Evaluation
+    there: Evaluation
+    drift: Drift
+    first: Tensor  # v while the points race in, then k1
+    second: Tensor  # n - n_before, then k12
+    newton: Tensor  # w
+    before: Tensor  # n
+    system: System | None = None  # with the Hessian at X
+    part: _Way | None = None  # the clouds that a system was last solved for
+    looked: dict[int, float] = field(default_factory=dict)  # the smallest curvature that shows in the Hessian
 
-    def perform(self, requests: dict[int, int], clocks: list[_Clock]) -> None:
-        """Does what the clouds are asked for, and writes what was measured on their clocks."""
-        asked: dict[int, list[int]] = {}
-        for cloud, request in requests.items():
-            asked.setdefault(request, []).append(cloud)
-        moving = [cloud for request in _EVALUATE for cloud in asked.get(request, ())]
-        if moving:
-            self._evaluate(sorted(moving), requests, clocks)
-        for request, clouds in asked.items():
-            if request == CURVE:
-                self._curve(clouds)
-            elif request in (START, RACE, TIGHTEN):
-                self._measure_here(clouds, request)
-            elif request in (SLIDE, STAGE, DISTANCE):
-                self._solve_shifted(clouds, clocks, request)
-            elif request in (NEWTON, REST):
-                self._solve_newton(clouds, clocks, request)
-            elif request == LOOK:
-                self._look(clouds, clocks)
-            if request in (TRY, LAND):
-                self._measure_there(clouds)
-        self._write(clocks)
+    @staticmethod
+    def begin(energy: Energy, start: Tensor, clocks: list[_Clock]) -> _Way:
+        """At X^(0), which is measured."""
+        here, clouds, zero = energy.evaluate(start), list(range(len(start))), torch.zeros_like(start)
+        drift = blank(energy.drift(here, here), len(start))
+        way = _Way(clouds, clocks, energy, here, here, drift, zero, zero, zero, zero)
+        way._measure(dict.fromkeys(clouds, START))
+        return way
 
-    def arrive(self, clouds: list[int]) -> None:
-        """Makes X' the new X."""
-        if self._is_all(clouds):
-            self.here = self.there
-        elif clouds:
-            arriving = set(clouds)
-            chosen = [cloud in arriving for cloud in range(len(self.here.points))]
-            self.here = mix(sent(chosen, self.here.points.device), self.there, self.here)
-        self._note(clouds)
+    @property
+    def index(self) -> Tensor:
+        return sent(self.clouds, self.first.device)
 
-    def _note(self, clouds: list[int]) -> None:
-        for cloud in clouds:
-            self._moves[cloud] += 1
+    @property
+    def ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        """X and both potentials."""
+        return self.here.points, self.here.xy.potential, self.here.self_potential
 
-    def _is_all(self, clouds: list[int]) -> bool:
-        return len(clouds) == len(self.here.points)
+    def select(self, wanted: Collection[int]) -> _Way:
+        """Some of the clouds, and never one without another: a batch of one may be rounded differently."""
+        idle = [cloud for cloud in self.clouds if cloud not in wanted][: max(0, 2 - len(wanted))]
+        clouds = [cloud for cloud in self.clouds if cloud in wanted or cloud in idle]
+        index = sent([self.clouds.index(cloud) for cloud in clouds], self.first.device)
+        state = (self.here, self.there, self.drift, self.first, self.second, self.newton, self.before)
+        here, there, drift, first, second, newton, before = take(state, index)
+        energy = self.energy.select(index)
+        return _Way(clouds, self.clocks, energy, here, there, drift, first, second, newton, before)
 
-    def _index(self, clouds: list[int]) -> Tensor:
-        """Where some clouds are; a lone one stands twice if it must not be computed alone."""
-        if self._part is not None and self._part[0] == tuple(clouds):
-            return self._part[1]
-        chosen = clouds * 2 if self.keep_pairs and len(clouds) == 1 else clouds
-        return sent(chosen, self.here.points.device)
+    def arrive(self, clouds: Collection[int]) -> None:
+        """Makes X' the new X of some clouds."""
+        if clouds:
+            self.here, self.system = self._where(clouds, self.there, self.here), None
 
-    def _select(self, clouds: list[int]) -> tuple[Tensor, Energy]:
-        """Places and energy of some clouds; the last choice is kept, for it is often the next."""
-        key = tuple(clouds)
-        if self._part is None or self._part[0] != key:
-            index = self._index(clouds)
-            self._part = key, index, self.energy if self._is_all(clouds) else self.energy.select(index)
-        return self._part[1:]
+    def _where(self, clouds: Collection[int], new: Record, old: Record) -> Record:
+        chosen = [cloud in clouds for cloud in self.clouds]
+        return new if all(chosen) else mix(sent(chosen, self.first.device), new, old)
 
-    def _take(self, record: Record, clouds: list[int], index: Tensor) -> Record:
-        return record if self._is_all(clouds) else take(record, index)
+    def _columns(self, rows: Iterable[tuple[float, ...]]) -> tuple[Tensor, ...]:
+        """The numbers of each cloud, one tensor ``(B, 1, 1)`` for each of them."""
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        return sent(columns, self.first.device, self.first.dtype).view(len(columns), -1, 1, 1).unbind()
 
-    def _put(self, record: Record, clouds: list[int], index: Tensor, entries: Record) -> Record:
-        return entries if self._is_all(clouds) else put(record, index, entries)
+    def _read(self, columns: dict[str, Tensor]) -> dict[int, dict[str, float]]:
+        """Numbers ``(B,)`` by cloud and name; the host waits for the device once."""
+        rows = torch.stack([column.to(self.first.dtype) for column in columns.values()], -1).tolist()
+        return {cloud: dict(zip(columns, row, strict=True)) for cloud, row in zip(self.clouds, rows, strict=True)}
 
-    def _evaluate(self, clouds: list[int], requests: dict[int, int], clocks: list[_Clock]) -> None:
-        index, energy = self._select(clouds)
-        order = clouds * 2 if len(index) > len(clouds) else clouds
-        here = self._take(self.here, clouds, index)
-        racing = [cloud for cloud in clouds if requests[cloud] == RACE]
+    def evaluate(self, asked: dict[int, int]) -> None:
+        """Evaluates the gradient at X', which is X for clouds that are not asked."""
+        first, second, newton, inner = self._columns(
+            _move(asked.get(cloud, FINISHED), self.clocks[cloud]) for cloud in self.clouds
+        )
+        target = torch.addcmul(self.here.points, first, self.first)
+        target = torch.addcmul(torch.addcmul(target, second, self.second), newton, self.newton)
+        self.there = self.energy.evaluate(target, self.here, inner, self.drift)
+        self._measure(asked)
+        gone = {cloud for cloud, request in asked.items() if request != TIGHTEN}
+        if gone:
+            self.drift = self._where(gone, self.energy.drift(self.here, self.there), self.drift)
+
+    def _measure(self, asked: dict[int, int]) -> None:
+        """Writes on the clocks what is found at X'."""
+        points, gradient, scales = self.there.points, self.there.gradient, self.energy.scales
+        extent = (_norm(points - scales.centre) / scales.radius).clamp_min(0.1 * math.sqrt(points.shape[1]))
+        columns = {"size": _norm(gradient) / scales.pull, "error": self.there.error, "extent": extent}
+        racing = {cloud for cloud, request in asked.items() if request in (START, RACE)}
         if racing:
-            places = self._index(racing)
-            now = -self.here.gradient[places] / self.unit.stiffness[places].unsqueeze(-1)
-            self._set("velocity", racing, places, now)
-            self._set("before", racing, places, now + self.here.points[places])
-        rows = [(*_FACTORS[requests[cloud]](clocks[cloud]), clocks[cloud].inner) for cloud in order]
-        factors = sent(rows, index.device, here.points.dtype)
-        landing = [cloud for cloud in clouds if requests[cloud] == LAND]
-        target = here.points
-        for column, name in enumerate(_VECTORS):
-            if any(row[column] for row in rows):
-                target = target + factors[:, column, None, None] * self.vectors[name][index]
-        if landing:
-            places = self._index(landing)
-            self._set("first", landing, places, (self.vectors["first"] + self.vectors["solution"] / 2)[places])
-        drift = self._take(self.drift, clouds, index)
-        found = energy.evaluate(target, here, factors[:, -1], drift)
-        self.there = self._put(self.there, clouds, index, found)
-        went, shown = [requests[cloud] != TIGHTEN for cloud in order], energy.drift(here, found)
-        shown = shown if all(went) else mix(sent(went, index.device), shown, drift)
-        self.drift = self._put(self.drift, clouds, index, shown)
+            velocity = -gradient / scales.stiffness.unsqueeze(-1)
+            ahead = velocity + points
+            swerve = ahead - self.before
+            columns |= {"speed": _norm(velocity) / scales.radius, "swerve": _norm(swerve) / scales.radius}
+        if LAND in asked.values():
+            step = self.first.add(self.second, alpha=0.5)
+            columns |= {"ahead": _inner(gradient, step), "behind": _inner(self.here.gradient, step)}
+        numbers = self._read(columns)
+        for cloud, request in asked.items():
+            found = numbers[cloud] | {"reached": numbers[cloud]["size"]}
+            vars(self.clocks[cloud]).update({name: found[name] for name in _MEASURED[request]})
+        if racing:
+            raced = self._where(racing, (velocity, swerve, ahead), (self.first, self.second, self.before))
+            self.first, self.second, self.before = raced
 
-    def _measure_here(self, clouds: list[int], request: int) -> None:
-        """After an evaluation that moves X for certain. That of X^(0) was made at once for all."""
-        self.arrive(clouds)
-        index = self._index(clouds)
-        points, gradient, radius = self.here.points[index], self.here.gradient[index], self.unit.radius[index]
-        least = 0.01 * points.shape[1] * radius.square()
-        extent = (points - self.unit.centre[index]).square().sum((-1, -2)).clamp_min(least).sqrt() / radius
-        measured = {"size": self._size(gradient, index), "extent": extent, "error": self.here.error[index]}
-        if request != TIGHTEN:
-            now = -gradient / self.unit.stiffness[index].unsqueeze(-1)
-            swerve = now + points - self.vectors["before"][index]
-            self._set("swerve", clouds, index, swerve)
-            measured |= {"speed": _norm(now) / radius, "swerve": _norm(swerve) / radius}
-        self._measured.append((clouds, measured))
-
-    def _measure_there(self, clouds: list[int]) -> None:
-        index = self._index(clouds)
-        first = self.vectors["first"][index]
-        there, here = self.there.gradient[index], self.here.gradient[index]
-        ahead, behind = ((gradient * first).sum((-1, -2)) for gradient in (there, here))
-        measured = {"reached": self._size(there, index), "ahead": ahead, "behind": behind}
-        self._measured.append((clouds, measured | {"error": self.there.error[index]}))
-
-    def _curve(self, clouds: list[int]) -> None:
-        if self.curvature is None:
-            _, self._part = self.energy.leading, None  # found once for all clouds, and then known of every part
-        index, energy = self._select(clouds)
-        found = curvature(energy, self._take(self.here, clouds, index))
-        whole = blank(found, len(self.here.points)) if self.curvature is None else self.curvature
-        self.curvature = self._put(whole, clouds, index, found)
-        self._note(clouds)
-
-    def _system(self, clouds: list[int]) -> tuple[Tensor, Evaluation, System]:
-        """What linear systems with the Hessian at X need; the last is kept, for the next request is often for the same."""
-        index, energy = self._select(clouds)
-        key = tuple((cloud, self._moves[cloud]) for cloud in clouds)
-        if self._last is None or self._last[0] != key:
-            here = self._take(self.here, clouds, index)
-            known: Curvature = self._take(self.curvature, clouds, index)  # type: ignore[assignment]
-            system = System(known, hessian_product(energy, here))
-            self._last = key, here, system
-        return index, *self._last[1:]
-
-    def _solve_shifted(self, clouds: list[int], clocks: list[_Clock], request: int) -> None:
-        index, here, system = self._system(clouds)
-        shift = self._read(clouds, clocks, "shift", index)
-        wide, first = shift[:, None, None], self.vectors["first"][index]
-        if request == SLIDE:
-            right = -wide * here.gradient
-        elif request == STAGE:
-            # k1 + k2 is small, and is found instead of k2: its system has (G(x) + G(x + step k1)) on the right.
-            right = -wide * (here.gradient + self.there.gradient[index])
-            right = right - 2 * wide * self.unit.stiffness[index].unsqueeze(-1) * first
-        else:
-            right = here.gradient
-        solution, definite = system.shifted(right, shift, roughly=request != DISTANCE)
-        radius = self.unit.radius[index]
-        self._set("first" if request == SLIDE else "solution", clouds, index, solution)
-        along = self._slope(solution, here.gradient, index)
-        self._measured.append((clouds, {"length": _norm(solution) / radius, "along": along, "definite": definite}))
-
-    def _solve_newton(self, clouds: list[int], clocks: list[_Clock], request: int) -> None:
-        index, here, system = self._system(clouds)
-        radius = self.unit.radius[index]
-        if request == NEWTON:
-            guessed = [clocks[cloud].guessed for cloud in clouds] * (1 if len(index) == len(clouds) else 2)
-            keep = sent(guessed, index.device)[:, None, None]
-            guess = torch.where(keep, self.vectors["newton"][index], 0.0) if any(guessed) else None
-            precision = self._read(clouds, clocks, "precision", index)
-            longest = self._read(clouds, clocks, "longest", index) * radius
-            found = system.newton(here.gradient, precision, longest, guess)
-        else:
-            found = system.newton(self.there.gradient[index], ROUGH, None, None)
-        self._set("newton", clouds, index, found.solution)
-        gradient = here.gradient if request == NEWTON else self.there.gradient[index]
-        gain = self._slope(found.solution, gradient, index) / 2
-        measured = {"length": _norm(found.solution) / radius, "gain": gain}
-        if request == NEWTON:
-            measured |= {"flattest": found.flattest, "definite": found.flattest > -FLAT}
-        self._measured.append((clouds, measured))
-
-    def _look(self, clouds: list[int], clocks: list[_Clock]) -> None:
-        index = self._index(clouds)
-        found = _flattest(self._take(self.curvature, clouds, index))  # type: ignore[arg-type]
-        met = self._read(clouds, clocks, "flattest", index)
-        self._measured.append((clouds, {"flattest": torch.minimum(found, met)}))
-
-    def _slope(self, direction: Tensor, gradient: Tensor, index: Tensor) -> Tensor:
-        inner = (direction * gradient).sum((-1, -2))
-        return inner * self.per_curvature[index] / self.unit.radius[index].square()
-
-    def _size(self, gradient: Tensor, index: Tensor) -> Tensor:
-        return _norm(gradient) * self.per_curvature[index] / self.unit.radius[index]
-
-    def _set(self, name: str, clouds: list[int], index: Tensor, values: Tensor) -> None:
-        self.vectors[name] = self._put(self.vectors[name], clouds, index, values)
-
-    def _read(self, clouds: list[int], clocks: list[_Clock], name: str, index: Tensor) -> Tensor:
-        values = [getattr(clocks[cloud], name) for cloud in clouds]
-        return sent(values * (len(index) // len(values)), index.device, self.here.points.dtype)
-
-    def _write(self, clocks: list[_Clock]) -> None:
-        """Puts what was measured on the clocks; the host waits for the device once."""
-        if not self._measured:
+    def solve(self, asked: dict[int, int]) -> None:
+        """Solves linear systems with the Hessian at X, and writes on the clocks what the solutions are like."""
+        self.part = self
+        if 4 * len(asked) <= 3 * len(self.clouds) and len(self.clouds) > 2:
+            self.part = part = self.select(asked)
+            part.solve(asked)
+            vectors, solved = (self.first, self.second, self.newton), (part.first, part.second, part.newton)
+            places = sent([self.clouds.index(cloud) for cloud in part.clouds], self.first.device)
+            self.first, self.second, self.newton = put(vectors, places, solved)
             return
-        numbers = iter(torch.cat([value for _, measured in self._measured for value in measured.values()]).tolist())
-        for clouds, measured in self._measured:
-            for name, value in measured.items():
-                for cloud, number in zip(clouds, list(islice(numbers, len(value))), strict=False):
-                    setattr(clocks[cloud], name, number)
-        self._measured.clear()
+        if self.system is None:
+            self.system = System(curvature(self.energy, self.here), hessian_product(self.energy, self.here))
+            self.looked.clear()
+        known, scales = self.system.curvature, self.energy.scales
+        kinds = [asked.get(cloud, FINISHED) for cloud in self.clouds]
+        own, other, along, shift, precision, longest = self._columns(map(_equation, kinds, self._clocks()))
+        groups = ((STAGE, REST), (SLIDE, STAGE), (NEWTON, REST))
+        elsewhere, roughly, newton = sent(
+            [[kind in group for kind in kinds] for group in groups], shift.device
+        ).unbind()
+        there = torch.where(elsewhere[:, None, None], self.there.gradient, 0.0)  # it may have failed for the others
+        right = torch.addcmul(own * self.here.gradient, other, there)
+        right = torch.addcmul(right, along, scales.stiffness.unsqueeze(-1) * self.first)
+        trusted = known.exact | (roughly & known.spanned)
+        filtered = newton if NEWTON in kinds or REST in kinds else None
+        limits = (precision.view(-1), longest.view(-1) * scales.radius, self._guess(kinds))
+        for iterate in (False, True):  # mostly the model of the Hessian will do
+            found = self.system.solve(right, shift.view(-1), trusted, filtered, iterate, *limits)
+            slope = _inner(found.solution, right) / (scales.pull * scales.radius)
+            columns = {"length": _norm(found.solution) / scales.radius, "slope": slope, "flattest": found.flattest}
+            numbers = self._read(columns | {"trusted": trusted})
+            if all(numbers[cloud]["trusted"] for cloud in asked):
+                break
+        for cloud, request in asked.items():
+            self._conclude(cloud, request, numbers[cloud])
+        solution = found.solution.nan_to_num(0.0, 0.0, 0.0)
+        for name, kinds_of in (("first", (SLIDE,)), ("second", (STAGE,)), ("newton", (NEWTON, REST))):
+            own_clouds = {cloud for cloud, request in asked.items() if request in kinds_of}
+            if own_clouds:
+                setattr(self, name, self._where(own_clouds, solution, getattr(self, name)))
+
+    def _conclude(self, cloud: int, request: int, numbers: dict[str, float]) -> None:
+        """Writes on a clock what the solution of a linear system is like."""
+        clock = self.clocks[cloud]
+        clock.length = numbers["length"]
+        if request == SLIDE:
+            clock.along = -numbers["slope"] / clock.shift
+        if request in (SLIDE, DISTANCE):
+            clock.definite = numbers["flattest"] > 0 and numbers["length"] < math.inf
+        if request in (NEWTON, REST):
+            clock.gain = numbers["slope"] / 2
+        if request == NEWTON:
+            clock.flattest, clock.definite = numbers["flattest"] - FLAT, numbers["flattest"] > 0
+
+    def flattest(self, cloud: int) -> float:
+        """The smallest curvature that shows in the Hessian with which a system was last solved."""
+        part = self.part
+        assert part is not None and part.system is not None  # noqa: S101 - a Newton step comes before
+        if not part.looked:
+            part.looked.update(zip(part.clouds, _flattest(part.system.curvature).tolist(), strict=True))
+        return part.looked[cloud]
+
+    def _clocks(self) -> list[_Clock]:
+        return [self.clocks[cloud] for cloud in self.clouds]
+
+    def _guess(self, kinds: list[int]) -> Tensor | None:
+        guessed = [kind == NEWTON and clock.guessed for kind, clock in zip(kinds, self._clocks(), strict=True)]
+        if not any(guessed):
+            return None
+        return torch.where(sent(guessed, self.first.device)[:, None, None], self.newton, 0.0)
+
+
+def _move(request: int, clock: _Clock) -> tuple[float, float, float, float]:
+    """X' - X along ``first``, ``second`` and ``newton``, and the marginal error that is asked for there."""
+    if request == RACE:
+        return clock.stride, clock.bend, 0.0, clock.inner
+    if request == TRY:
+        return 0.0, 0.0, -clock.stretch, clock.inner
+    if request == STAGE:
+        return clock.step, 0.0, 0.0, clock.inner
+    if request == LAND:
+        return clock.step, 0.5 * clock.step, 0.0, clock.inner
+    return 0.0, 0.0, 0.0, clock.inner if request == TIGHTEN else math.inf
+
+
+def _equation(request: int, clock: _Clock) -> tuple[float, float, float, float, float, float]:
+    """Factors of G(X), G(X') and ``2 a first`` on the right, the shift, and how precise and how long a solution is wanted."""
+    if request == SLIDE:
+        return -clock.shift, 0.0, 0.0, clock.shift, ROUGH, math.inf
+    if request == STAGE:  # k1 + k2 is small, and is found instead of k2
+        return -clock.shift, -clock.shift, -2.0 * clock.shift, clock.shift, ROUGH, math.inf
+    if request == DISTANCE:
+        return 1.0, 0.0, 0.0, clock.shift, ROUGH, math.inf
+    if request == NEWTON:
+        return 1.0, 0.0, 0.0, FLAT, clock.precision, clock.longest
+    return 0.0, float(request == REST), 0.0, FLAT, ROUGH, math.inf
 
 
 def _norm(value: Tensor) -> Tensor:
-    return value.square().sum((-1, -2)).sqrt()
+    length: Tensor = torch.linalg.vector_norm(value, dim=(-1, -2))
+    return length
+
+
+def _inner(one: Tensor, other: Tensor) -> Tensor:
+    return (one * other).sum((-1, -2))
 
 
 def _flattest(curvature: Curvature) -> Tensor:
@@ -359,7 +350,7 @@ def distance(energy: Energy, here: Evaluation) -> tuple[Tensor, Tensor]:
     The first is the length of the filtered Newton step in units of R, and infinite where H is not definite.
     """
     system = System(curvature(energy, here), hessian_product(energy, here))
-    found = system.newton(here.gradient, 1e-6, None, None)
+    found = system.newton(here.gradient, 1e-6)
     flattest = torch.minimum(found.flattest, _flattest(system.curvature))
     length = torch.where(flattest > -FLAT, _norm(found.solution) / energy.scales.radius, math.inf)
     return length, flattest <= SINGULAR

@@ -9,12 +9,12 @@ autograd while it is small.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flowpool.core import definite
 from flowpool.core.constants import OUTSIDE
 from flowpool.core.divergence import Energy, Evaluation
 from flowpool.core.sinkhorn import schur
@@ -32,6 +32,7 @@ class Curvature(NamedTuple):
         spanned: along all other directions of the hull of the nodes there is nothing, ``(B,)`` bool.
         exact: and the points lie in it, so that this is all of the Hessian, ``(B,)`` bool.
         unit: typical diagonal, ``(B, M)``; the unit of curvatures and shifts.
+        others: there are features beside the basis.
     """
 
     block: Tensor | None
@@ -40,6 +41,7 @@ class Curvature(NamedTuple):
     spanned: Tensor
     exact: Tensor
     unit: Tensor
+    others: bool = False
 
 
 def curvature(energy: Energy, here: Evaluation) -> Curvature:
@@ -49,14 +51,13 @@ def curvature(energy: Energy, here: Evaluation) -> Curvature:
     if energy.geometry.is_squared_euclidean:
         likeness = torch.diag_embed(unit) if here.xx is None else 2 * here.xx.plan
         basis, spanned = energy.leading
-        across = basis.transpose(-1, -2)
-        block = squared_euclidean_hessian(
-            replace(energy, nodes=energy.nodes @ across), here._replace(points=here.points @ across)
-        )
+        points = torch.bmm(here.points, basis.mT)  # along the leading directions
+        block = _squared_euclidean_hessian(points, energy.coordinates, energy, here)
         centred = here.points - energy.scales.centre
-        outside = (centred - centred @ across @ basis).square().sum(-1).amax(-1).sqrt()
+        outside = torch.linalg.vector_norm(centred - torch.bmm(centred, basis.mT) @ basis, dim=-1).amax(-1)
         exact = spanned & (outside <= OUTSIDE * energy.epsilon / energy.scales.radius)
-        return Curvature(block, basis, likeness, spanned, exact, unit)
+        features = energy.features or basis.shape[-1]
+        return Curvature(block, basis, likeness, spanned, exact, unit, basis.shape[1] < features)
     likeness = torch.diag_embed(unit)
     if here.points[0].numel() > MOST_FORMED:
         return Curvature(None, None, likeness, ~everywhere, ~everywhere, unit)
@@ -124,47 +125,49 @@ def squared_euclidean_hessian(energy: Energy, solved: Evaluation) -> Tensor:
     :math:`\beta_i = \sum_j P_{ij} U_{ij} U_{ij}^\top` and :math:`\gamma_i = \sum_k Q_{ik} u_{ik} u_{ik}^\top`.
     Without debiasing Q is replaced by diag(a) in the first term and all other terms with Q fall away.
     """
-    points, plan, conditional = solved.points, solved.xy.plan, solved.xy.conditional
+    return _squared_euclidean_hessian(solved.points, energy.nodes.mT, energy, solved)
+
+
+def _squared_euclidean_hessian(points: Tensor, nodes: Tensor, energy: Energy, solved: Evaluation) -> Tensor:
+    """:func:`squared_euclidean_hessian` for some coordinates of the points, ``(B, M, D)``, and of the nodes, ``(B, D, N)``."""
+    plan, conditional = solved.xy.plan, solved.xy.conditional
     batch, num_points, dim = points.shape
     size = num_points * dim
-    sharpness = (4 / energy.epsilon)[:, None, None]
-
-    apart = (points.unsqueeze(-1) - energy.nodes.transpose(-1, -2).unsqueeze(1)).contiguous()  # (B, M, D, N), U
+    column = points.unsqueeze(-1)
+    apart = (column - nodes.unsqueeze(1)).contiguous()  # (B, M, D, N), U
     weighted = plan.unsqueeze(-2) * apart
-    spread = ((energy.masses.sqrt().unsqueeze(1) * conditional).unsqueeze(-2) * apart).view(batch, size, -1)
-    t = -weighted.view(batch, size, -1) @ conditional.transpose(-1, -2)  # (B, MD, M)
-    _own(t, num_points).add_(weighted.sum(-1))
-    response = _solve(schur(plan, conditional), t)
-    blocks = -weighted @ apart.transpose(-1, -2)  # (B, M, D, D), minus beta
+    flat, wide = weighted.view(batch, size, -1), (conditional.unsqueeze(-2) * apart).view(batch, size, -1)
+    t = torch.bmm(flat, conditional.mT)  # (B, MD, M), minus t
+    _own(t, num_points).sub_(weighted.sum(-1))
     if solved.xx is None:
         base = torch.diag_embed(energy.point_masses)
-        matrix = points.new_zeros(batch, num_points, dim, num_points, dim)
-        left, right = torch.cat([spread, t], -1), torch.cat([spread, response], -1)
+        matrix, rest = points.new_zeros(batch, size, size), points.new_zeros(())
+        response, nothing = definite.solve(definite.factor(schur(plan, conditional))[0], t.mT), torch.zeros_like(t)
+        left, right = torch.cat([flat, t, nothing], -1), torch.cat([wide, response.mT, nothing], -1)
     else:
         base = solved.xx.plan
-        apart = (points.unsqueeze(-1) - points.transpose(-1, -2).unsqueeze(1)).contiguous()  # (B, M, D, M), u
-        weighted = base.unsqueeze(-2) * apart
-        v = weighted.view(batch, size, num_points).clone()
-        _own(v, num_points).add_(weighted.sum(-1))
-        left = torch.cat([spread, t, v], -1)
-        right = torch.cat([spread, response, -_solve(torch.diag_embed(energy.point_masses) + base, v)], -1)
-        blocks += weighted @ apart.transpose(-1, -2)
-        weighted = -sharpness.unsqueeze(-1) * weighted
-        matrix = (weighted.unsqueeze(-1) * apart.transpose(-1, -2).unsqueeze(2)).contiguous()  # (B, M, D, M, D)
-    matrix.view(batch, size, size).baddbmm_(sharpness * left, right.transpose(-1, -2))
-    matrix.diagonal(dim1=1, dim2=3).add_((sharpness.unsqueeze(-1) * blocks).permute(0, 2, 3, 1))
-    matrix.diagonal(dim1=2, dim2=4).add_(2 * base.unsqueeze(-1))
-    return matrix.view(batch, size, size)
+        self_apart = (column - points.mT.unsqueeze(1)).contiguous()  # (B, M, D, M), u
+        self_weighted = base.unsqueeze(-2) * self_apart
+        v = self_weighted.view(batch, size, num_points).clone()
+        _own(v, num_points).add_(self_weighted.sum(-1))
+        systems = torch.stack([schur(plan, conditional), base])
+        systems[1].diagonal(dim1=-2, dim2=-1).add_(energy.point_masses)
+        response = definite.solve(definite.factor(systems)[0], torch.stack([t, v]).mT)  # (2, B, M, MD)
+        left, right = torch.cat([flat, t, v], -1), torch.cat([wide, response[0].mT, -response[1].mT], -1)
+        pairs = self_weighted.unsqueeze(-1) * self_apart.mT.unsqueeze(2)  # (B, M, D, M, D)
+        matrix, rest = pairs.reshape(batch, size, size), pairs.sum(3)  # (B, M, D, D), gamma
+    matrix = torch.baddbmm(matrix, left, right.mT, beta=-1)
+    blocks = rest - torch.matmul(weighted, apart.mT)
+    square = matrix.view(batch, num_points, dim, num_points, dim)
+    square.diagonal(dim1=1, dim2=3).add_(blocks.permute(0, 2, 3, 1))
+    matrix *= (4 / energy.epsilon)[:, None, None]
+    square.diagonal(dim1=2, dim2=4).add_(base.unsqueeze(-1), alpha=2)
+    return matrix
 
 
 def _own(rows: Tensor, num_points: int) -> Tensor:
     """Of ``(B, M D, M)`` the view ``(B, M, D)`` of the entries that belong to the same point."""
-    return rows.view(rows.shape[0], num_points, -1, num_points).diagonal(dim1=1, dim2=3).transpose(-1, -2)
-
-
-def _solve(matrix: Tensor, rows: Tensor) -> Tensor:
-    """``rows matrix^-1`` for a symmetric positive definite matrix."""
-    return torch.cholesky_solve(rows.transpose(-1, -2), torch.linalg.cholesky_ex(matrix)[0]).transpose(-1, -2)
+    return rows.view(rows.shape[0], num_points, -1, num_points).diagonal(dim1=1, dim2=3).mT
 
 
 class PlanChange(NamedTuple):
@@ -187,10 +190,10 @@ class PlanResponse:
 
     def __init__(self, energy: Energy, solved: Evaluation) -> None:
         self.energy, self.solved = energy, solved
-        self.factor, _ = torch.linalg.cholesky_ex(schur(solved.xy.plan, solved.xy.conditional))
+        self.factor, _ = definite.factor(schur(solved.xy.plan, solved.xy.conditional))
         self.self_factor = None
         if solved.xx is not None:
-            self.self_factor, _ = torch.linalg.cholesky_ex(torch.diag_embed(energy.point_masses) + solved.xx.plan)
+            self.self_factor, _ = definite.factor(torch.diag_embed(energy.point_masses) + solved.xx.plan)
 
     def along(self, direction: Tensor) -> PlanChange:
         """The derivatives along w, ``(B, M, D)``."""
@@ -200,7 +203,7 @@ class PlanResponse:
         change = torch.baddbmm(own, direction, self.energy.nodes.transpose(-1, -2), beta=2, alpha=-2)  # (B, M, N), dC
         column = (conditional * change).sum(-2, keepdim=True)  # (B, 1, N)
         change = change - column
-        first = torch.cholesky_solve((plan * change).sum(-1, keepdim=True), self.factor)  # (B, M, 1), df
+        first = definite.solve(self.factor, (plan * change).sum(-1, keepdim=True))  # (B, M, 1), df
         shift = (conditional * first).sum(-2, keepdim=True)
         plan_change = plan * (first - shift - change) / epsilon
         dual = (column - shift).squeeze(-2)
@@ -208,7 +211,7 @@ class PlanResponse:
             return PlanChange(plan_change, dual, None)
         cross = torch.baddbmm(own, direction, points.transpose(-1, -2), beta=2, alpha=-2)
         change = cross + cross.transpose(-1, -2)  # (B, M, M), dD
-        first = torch.cholesky_solve((xx.plan * change).sum(-1, keepdim=True), self.self_factor)  # (B, M, 1), dh
+        first = definite.solve(self.self_factor, (xx.plan * change).sum(-1, keepdim=True))  # (B, M, 1), dh
         return PlanChange(plan_change, dual, xx.plan * (first + first.transpose(-1, -2) - change) / epsilon)
 
     def hessian_product(self, direction: Tensor) -> Tensor:

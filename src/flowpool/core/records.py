@@ -51,7 +51,8 @@ def put(record: Record, index: Tensor, entries: Record) -> Record:
 
 def mix(chosen: Tensor, entries: Record, record: Record) -> Record:
     """The entries where they are chosen, ``(B,)`` bool, and those of the record elsewhere."""
-    return _each(lambda new, value: torch.where(chosen.view(-1, *[1] * (value.dim() - 1)), new, value), entries, record)
+    masks = [chosen.view(-1, *[1] * more) for more in range(3)]
+    return _each(lambda new, value: torch.where(masks[value.dim() - 1], new, value), entries, record)
 
 
 def blank(record: Record, count: int) -> Record:
@@ -69,4 +70,5 @@ def _each(function: Callable[..., Tensor], first: Record, *others: Record) -> Re
         values = [[getattr(record, name) for record in (first, *others)] for name in first.__dataclass_fields__]
     else:
         values = [list(entries) for entries in zip(first, *others, strict=True)]  # type: ignore[call-overload]
-    return type(first)(*(_each(function, *entries) for entries in values))
+    found = tuple(_each(function, *entries) for entries in values)
+    return cast(Record, found) if type(first) is tuple else type(first)(*found)

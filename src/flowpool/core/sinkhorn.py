@@ -15,8 +15,8 @@ Masses b enter as weights of the sums over nodes, never as a divisor, so a node 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flowpool.core import definite
 from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, MISPLACED, MOST_STAGES, ROUNDING, STAGE
+from flowpool.core.records import sent
 
 _HOPELESS = 12  # refused steps in a row after which rounding has the last word
 
@@ -124,83 +126,148 @@ def solve(
     A warm ``potential`` is used as it is; without one, epsilon comes down in stages. Arguments as for
     :func:`sinkhorn`; ``tolerance`` may differ from problem to problem, ``(B,)``.
     """
+    return solve_both(cost, None, point_masses, masses, epsilon, potential, None, tolerance)[0]
+
+
+def solve_both(
+    cost: Tensor,
+    self_cost: Tensor | None,
+    point_masses: Tensor,
+    masses: Tensor,
+    epsilon: Tensor,
+    potential: Tensor | None,
+    self_potential: Tensor | None,
+    tolerance: Tensor | float,
+) -> tuple[Transport, SelfTransport | None]:
+    """:func:`solve` and, given its cost, :func:`solve_self` at once: one Newton iteration is for both."""
+    before: Tensor | int = 0
     if potential is None:
-        start = _cold_start(cost, point_masses, masses, epsilon)
-        found = solve(cost, point_masses, masses, epsilon, start.potential, tolerance)
-        return replace(found, iterations=start.iterations + found.iterations)
-    weights, level = masses.unsqueeze(-2), epsilon[:, None, None]
+        potential, before = _cold_start(cost, point_masses, masses, epsilon)
+    across = _ToNodes(cost, masses, epsilon)
+    if self_cost is None:
+        found = _ascend([across], [potential], epsilon, point_masses, tolerance)
+    else:
+        own = _ToItself(self_cost, epsilon)
+        self_potential = _self_start(point_masses, epsilon) if self_potential is None else self_potential
+        found = _ascend([across, own], [potential, self_potential], epsilon, point_masses, tolerance)
+    xy = Transport(found.potential[0], across.conditional, across.plan, found.error[0], before + found.iterations[0])
+    return xy, None if self_cost is None else SelfTransport(found.potential[1], own.plan, found.error[1])
 
-    def plan_at(trial: Tensor) -> tuple[Tensor, Tensor]:
-        conditional = ((trial.unsqueeze(-1) - cost) / level).softmax(-2)
-        return conditional * weights, conditional
 
-    def newton(plan: Tensor, conditional: Tensor, rows: Tensor, slack: Tensor, ridge: Tensor) -> Tensor:
-        return _solve(_schur(plan, conditional, rows, ridge * point_masses), slack)
+def looks_every(device: torch.device) -> int:
+    """Iterations after which the host looks at what a device has found; that it has to wait for, unless it is itself."""
+    return 1 if device.type == "cpu" else 3
 
-    return _ascend(plan_at, newton, potential, epsilon, point_masses, tolerance)
+
+def _self_start(masses: Tensor, epsilon: Tensor) -> Tensor:
+    return epsilon[:, None] / 2 * masses.log()
+
+
+class _ToNodes:
+    """P as a function of f."""
+
+    limited = False
+
+    def __init__(self, cost: Tensor, masses: Tensor, epsilon: Tensor) -> None:
+        self.cost, self.weights = cost / epsilon[:, None, None], masses.unsqueeze(-2)
+        self.gauge = cost.new_full((), 1.0 / cost.shape[-2] ** 2)
+        self.plan = self.conditional = cost
+
+    def rows(self, potential: Tensor) -> Tensor:
+        """``P 1`` for f in units of epsilon, both ``(B, M, 1)``."""
+        self.conditional = (potential - self.cost).softmax(-2)
+        self.plan = self.conditional * self.weights
+        return self.plan.sum(-1, keepdim=True)
+
+    def matrix(self) -> Tensor:
+        """What Newton's matrix has beside its diagonal."""
+        return torch.baddbmm(self.gauge, self.plan, self.conditional.mT, alpha=-1)
+
+
+class _ToItself:
+    """Q as a function of h."""
+
+    limited = True  # no step is longer than one epsilon: beyond that exp outruns its tangent
+
+    def __init__(self, cost: Tensor, epsilon: Tensor) -> None:
+        self.cost, self.plan = cost / epsilon[:, None, None], cost
+
+    def rows(self, potential: Tensor) -> Tensor:
+        """``Q 1`` for h in units of epsilon, both ``(B, M, 1)``."""
+        self.plan = (potential + potential.mT - self.cost).exp()
+        return self.plan.sum(-1, keepdim=True)
+
+    def matrix(self) -> Tensor:
+        """What Newton's matrix has beside its diagonal."""
+        return self.plan
+
+
+class _Ascended(NamedTuple):
+    potential: Tensor  # (K, B, M)
+    error: Tensor  # (K, B)
+    iterations: Tensor  # (K, B)
 
 
 def _ascend(
-    plan_at: Callable[[Tensor], tuple[Tensor, Tensor]],
-    newton: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor],
-    potential: Tensor,
+    kinds: Sequence[_ToNodes | _ToItself],
+    potentials: list[Tensor],
     epsilon: Tensor,
-    point_masses: Tensor,
+    masses: Tensor,
     tolerance: Tensor | float,
-) -> Transport:
-    """The maximum of a concave function of the potential, by steps that are shortened until they climb.
+) -> _Ascended:
+    """The maxima of K concave functions of potentials ``(B, M)``, by Newton steps that are shortened until they climb.
 
-    Args:
-        plan_at: maps a potential to the plan P and the conditional A.
-        newton: maps P, A, the sums of the rows of P, their slack and a ridge ``(B, 1)`` to a step in units of epsilon.
+    The host looks at what a device has found once in a few iterations; until then a problem that is solved is left alone.
     """
-    target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(ROUNDING).unsqueeze(-1)
-    level = epsilon.unsqueeze(-1)
-    trial = base = potential
-    smallest = torch.full_like(level, math.inf)  # (B, 1), error at the base
-    damping = torch.full_like(level, DAMPING)
-    refused = iterations = none = torch.zeros_like(level, dtype=torch.long)
+    level, masses = epsilon[:, None, None], masses.unsqueeze(-1)
+    target = torch.as_tensor(tolerance, dtype=epsilon.dtype, device=epsilon.device).clamp_min(ROUNDING).view(-1, 1, 1)
+    trial = base = torch.stack(potentials).unsqueeze(-1) / level  # (K, B, M, 1)
+    limited = sent([kind.limited for kind in kinds], epsilon.device, epsilon.dtype).view(-1, 1, 1, 1)
+    damped = masses * (1 - limited)
+    # Where a plan is nearly a matching, and for a node without mass, this keeps 0 / 0 away.
+    least = torch.stack([(masses <= 0).to(masses) if kind.limited else MATCHING * masses for kind in kinds])
+    half: Tensor | float = math.inf  # of the error at the base
+    damping = epsilon.new_full((), DAMPING)
+    none = refused = iterations = torch.zeros((), dtype=torch.long, device=epsilon.device)
+    between = looks_every(epsilon.device)
     for iteration in range(MAX_ITERATIONS + 1):
-        plan, conditional = plan_at(trial)
-        rows = plan.sum(-1)
-        slack = point_masses - rows
-        error = slack.abs().sum(-1, keepdim=True)
-        # A step is kept if it halves the error, or if the concave objective still rises where it ends.
-        kept = (error <= smallest / 2) | ((slack * (trial - base)).sum(-1, keepdim=True) >= 0)
+        rows = torch.stack([kind.rows(potential) for kind, potential in zip(kinds, trial.unbind(), strict=True)])
+        slack = masses - rows
+        error = torch.linalg.vector_norm(slack, 1, -2, keepdim=True)  # (K, B, 1, 1)
         settled = error <= target
-        # Mostly all are kept, as the host, which has to ask whether that was all, learns in the same breath.
-        ended, smooth = torch.stack([settled.all(), kept.all()]).tolist()
-        if not smooth:
-            refused = (refused + 1).masked_fill_(kept, 0)
+        # A step is kept if it halves the error, or if the concave objective still rises where it ends.
+        kept = (error <= half) | ((slack * (trial - base)).sum(-2, keepdim=True) >= 0)
+        look, smooth, ended = (iteration + 1) % between == 0, False, False
+        if look:  # mostly all are kept, as the host learns in the same breath
+            ended, smooth = torch.stack([settled.all(), kept.all()]).tolist()
+        if smooth:
+            refused = none
+        else:
+            refused = (refused + 1) * ~kept
             settled = settled | (refused > _HOPELESS)
-            ended = bool(settled.all())
+            ended = look and bool(settled.all())
         if ended or iteration == MAX_ITERATIONS:
             break
-        following = torch.addcmul(trial, level, newton(plan, conditional, rows, slack, damping * error))
+        matrix = torch.stack([kind.matrix() for kind in kinds])
+        diagonal = torch.addcmul(rows + least, damped, damping * error)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(diagonal.squeeze(-1))
+        factor, exists = definite.factor(matrix)
+        step = definite.solve(factor, slack)
+        step = step / (limited * torch.linalg.vector_norm(step, math.inf, -2, keepdim=True)).clamp_min(1.0)
+        following = torch.where(exists[..., None, None], trial + step, trial)  # rounding may have made one indefinite
         if smooth:
-            base, smallest, damping, refused = trial, error, 0.3 * damping, none
+            base, half, damping = trial, error / 2, 0.3 * damping
         else:
             following = torch.where(kept, following, base.lerp(trial, 0.25))
-            base, smallest = torch.where(kept, trial, base), torch.where(kept, error, smallest)
+            base, half = torch.where(kept, trial, base), torch.where(kept, error / 2, half)
             damping = torch.where(kept, 0.3 * damping, 10.0 * damping)
         trial = torch.where(settled, trial, following)
         iterations = iterations + ~settled
-    return Transport(trial, conditional, plan, error.squeeze(-1), iterations.squeeze(-1))
+    return _Ascended((trial * level).squeeze(-1), error.flatten(1), iterations.expand_as(error).flatten(1))
 
 
-def _solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """``matrix^-1 right`` of positive definite matrices ``(B, M, M)``; zero where rounding has made one indefinite."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    return torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1).masked_fill_(failed.unsqueeze(-1) != 0, 0.0)
-
-
-class _Start(NamedTuple):
-    potential: Tensor  # (B, M)
-    iterations: Tensor  # (B,), what it cost
-
-
-def _cold_start(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor) -> _Start:
-    """A potential to start from where nothing is known.
+def _cold_start(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+    """A potential to start from where nothing is known, ``(B, M)``, and the iterations that it cost, ``(B,)``.
 
     Epsilon comes down in stages from the size of the cost, since Newton started at a small epsilon sees a flat
     objective.
@@ -208,30 +275,24 @@ def _cold_start(cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Ten
     potential = (cost * masses.unsqueeze(-2)).sum(-1)
     iterations = torch.zeros_like(epsilon, dtype=torch.long)
     stage, loose = cost.abs().amax((-1, -2)) / 4, min(LOOSE, MISPLACED / point_masses.shape[-1])
-    for _ in range(MOST_STAGES):
+    farthest = float((stage / epsilon).nan_to_num(0.0, 0.0, 0.0).max()) if len(stage) else 0.0
+    for _ in range(min(MOST_STAGES, 1 + int(math.log(max(farthest, 1.0)) / -math.log(STAGE)))):
         above = stage > epsilon
-        if not bool(above.any()):
-            break
         level, target = torch.where(above, stage, epsilon), torch.where(above, loose, torch.inf)
         found = solve(cost, point_masses, masses, level, potential, target)
-        potential, iterations = found.potential, iterations + found.iterations
-        stage = STAGE * stage
-    return _Start(potential, iterations)
+        potential = torch.where(above.unsqueeze(-1), found.potential, potential)
+        iterations, stage = iterations + found.iterations, STAGE * stage
+    return potential, iterations
 
 
-def schur(plan: Tensor, conditional: Tensor, ridge: Tensor | float = 0.0) -> Tensor:
+def schur(plan: Tensor, conditional: Tensor) -> Tensor:
     """``diag(P 1) - A diag(b) A^T``, the matrix of all linear systems with the plan, ``(B, M, M)``, made invertible.
 
     It vanishes on the constants, which change no plan; the added constant decides those. Where the plan is nearly a
     matching it vanishes altogether, and so do the right-hand sides; the small diagonal keeps 0 / 0 away.
     """
-    return _schur(plan, conditional, plan.sum(-1), ridge)
-
-
-def _schur(plan: Tensor, conditional: Tensor, rows: Tensor, ridge: Tensor | float) -> Tensor:
-    """:func:`schur`, given the sums ``P 1``."""
-    matrix = 1.0 / plan.shape[-2] ** 2 - torch.bmm(plan, conditional.transpose(-1, -2))
-    matrix.diagonal(dim1=-2, dim2=-1).add_((1 + MATCHING) * rows + ridge)
+    matrix = torch.baddbmm(plan.new_full((), 1.0 / plan.shape[-2] ** 2), plan, conditional.mT, alpha=-1)
+    matrix.diagonal(dim1=-2, dim2=-1).add_(plan.sum(-1), alpha=1 + MATCHING)
     return matrix
 
 
@@ -258,7 +319,7 @@ def sinkhorn_self(
     cost: Tensor, masses: Tensor, epsilon: Tensor, tolerance: float = 1e-9, max_iterations: int = 10_000
 ) -> SelfTransport:
     """Plan of a cloud with itself by Sinkhorn's update, averaged with where it starts: half a step for f and for g."""
-    potential = epsilon[:, None] / 2 * masses.log()
+    potential = _self_start(masses, epsilon)
     for iteration in range(max_iterations + 1):
         plan = ((potential.unsqueeze(-1) + potential.unsqueeze(-2) - cost) / epsilon[:, None, None]).exp()
         rows = plan.sum(-1)
@@ -285,24 +346,10 @@ def solve_self(
     Q is positive semi-definite for the usual costs, so the matrix has a condition number of about 2 and Newton needs
     two or three iterations.
     """
-    if potential is None:
-        potential = epsilon[:, None] / 2 * masses.log()
-    level = epsilon[:, None, None]
-    present = masses > 0
-
-    def plan_at(trial: Tensor) -> tuple[Tensor, Tensor]:
-        plan = ((trial.unsqueeze(-1) + trial.unsqueeze(-2) - cost) / level).exp()
-        return plan, plan
-
-    def newton(plan: Tensor, _: Tensor, __: Tensor, slack: Tensor, ___: Tensor) -> Tensor:
-        matrix = plan.clone()
-        # A node without mass has an empty row; the one on its diagonal keeps the matrix invertible.
-        matrix.diagonal(dim1=-2, dim2=-1).add_(torch.where(present, masses - slack, 1.0))
-        step = _solve(matrix, slack)
-        return step / step.abs().amax(-1, keepdim=True).clamp_min(1.0)  # beyond one epsilon exp outruns its tangent
-
-    found = _ascend(plan_at, newton, potential, epsilon, masses, tolerance)
-    return SelfTransport(found.potential, found.plan, found.error)
+    kind = _ToItself(cost, epsilon)
+    potential = _self_start(masses, epsilon) if potential is None else potential
+    found = _ascend([kind], [potential], epsilon, masses, tolerance)
+    return SelfTransport(found.potential[0], kind.plan, found.error[0])
 
 
 class DifferentiablePlan(torch.autograd.Function):
@@ -317,7 +364,7 @@ class DifferentiablePlan(torch.autograd.Function):
     def forward(
         ctx: Any, cost: Tensor, point_masses: Tensor, masses: Tensor, epsilon: Tensor, solved: Transport
     ) -> Tensor:
-        factor, _ = torch.linalg.cholesky_ex(schur(solved.plan, solved.conditional))
+        factor, _ = definite.factor(schur(solved.plan, solved.conditional))
         ctx.save_for_backward(cost, epsilon, solved.conditional, solved.plan, factor)
         return solved.plan.clone()
 
@@ -327,7 +374,7 @@ class DifferentiablePlan(torch.autograd.Function):
         cost, epsilon, conditional, plan, factor = ctx.saved_tensors
         columns = (conditional * upstream).sum(-2)  # (B, N), T^T 1 / b
         right = (plan * (upstream - columns.unsqueeze(-2))).sum(-1)
-        first = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)  # (B, M), lambda
+        first = definite.solve(factor, right.unsqueeze(-1)).squeeze(-1)  # (B, M), lambda
         second = columns - (conditional * first.unsqueeze(-1)).sum(-2)  # (B, N), mu
         to_cost = plan * (first.unsqueeze(-1) + second.unsqueeze(-2) - upstream) / epsilon[:, None, None]
         return to_cost, first, second, -(to_cost * cost).sum((-1, -2)) / epsilon, None
@@ -342,7 +389,7 @@ class DifferentiableSelfPlan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cost: Tensor, masses: Tensor, epsilon: Tensor, solved: SelfTransport) -> Tensor:
-        factor = torch.linalg.cholesky_ex(torch.diag_embed(masses) + solved.plan)[0]
+        factor, _ = definite.factor(torch.diag_embed(masses) + solved.plan)
         ctx.save_for_backward(cost, epsilon, solved.plan, factor)
         return solved.plan.clone()
 
@@ -352,7 +399,7 @@ class DifferentiableSelfPlan(torch.autograd.Function):
         cost, epsilon, plan, factor = ctx.saved_tensors
         weighted = plan * upstream
         right = weighted.sum(-1) + weighted.sum(-2)
-        multiplier = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)  # (B, M)
+        multiplier = definite.solve(factor, right.unsqueeze(-1)).squeeze(-1)  # (B, M)
         to_cost = (plan * multiplier.unsqueeze(-1) - weighted) / epsilon[:, None, None]
         return to_cost, multiplier, -(to_cost * cost).sum((-1, -2)) / epsilon, None
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flowpool.core import definite
 from flowpool.core.constants import (
     ADJOINT,
     FLAT,
@@ -35,6 +36,7 @@ from flowpool.core.constants import (
     SINGULAR,
 )
 from flowpool.core.hessian import Curvature
+from flowpool.core.sinkhorn import looks_every
 
 Product = Callable[[Tensor], Tensor]
 
@@ -48,27 +50,28 @@ class Model(NamedTuple):
     exists: Tensor  # (B,) bool, it is positive definite
     scale: Tensor  # (B,), of the Hessian
     shift: Tensor  # (B,), in units of it
+    beside: bool = False  # there are features beside the basis
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution for the right-hand side ``(B, M, D)``."""
-        if self.block is None:
-            return torch.cholesky_solve(right, self.others)
-        if self.basis is None:
-            return torch.cholesky_solve(right.flatten(1).unsqueeze(-1), self.block).view_as(right)
-        solution = torch.cholesky_solve(right, self.others)
-        across = self.basis.transpose(-1, -2)
-        inside = right @ across  # (B, M, K)
-        leading = torch.cholesky_solve(inside.flatten(1).unsqueeze(-1), self.block).view_as(inside)
-        return torch.baddbmm(solution, leading - solution @ across, self.basis)
+        if self.block is not None and self.basis is None:
+            return definite.solve(self.block, right.view(len(right), -1, 1)).view_as(right)
+        solution = definite.solve(self.others, right)
+        if self.block is None or self.basis is None:
+            return solution
+        across = self.basis.mT
+        inside = torch.bmm(right, across)  # (B, M, K)
+        leading = definite.solve(self.block, inside.view(len(right), -1, 1)).view_as(inside)
+        return torch.baddbmm(solution, leading.baddbmm(solution, across, alpha=-1), self.basis)
 
     def smallest_pivot(self) -> Tensor:
-        """A bound from above of the smallest curvature without the shift, ``(B,)``, that costs nothing."""
-        return _pivots(self.others if self.block is None else self.block).amin(-1) / self.scale - self.shift
+        """A bound from above of the smallest curvature with the shift, ``(B,)``, that costs nothing."""
+        return _pivots(self.others if self.block is None else self.block).amin(-1) / self.scale
 
     def smallest_curvature(self) -> Tensor:
         """The smallest curvature without the shift, ``(B,)``; zero where the model does not exist."""
         found = _smallest_eigenvalue(self.others if self.block is None else self.block)
-        if self.basis is not None and self.basis.shape[1] < self.basis.shape[2]:
+        if self.beside:
             found = torch.minimum(found, _smallest_eigenvalue(self.others))
         return torch.where(self.exists, found / self.scale - self.shift, 0.0)
 
@@ -85,7 +88,7 @@ def _smallest_eigenvalue(factor: Tensor) -> Tensor:
     least = _pivots(factor).argmin(-1, keepdim=True)  # (B, 1)
     vector = (torch.arange(factor.shape[-1], device=factor.device) == least).to(factor.dtype).unsqueeze(-1)
     for _ in range(INVERSIONS):
-        vector = torch.cholesky_solve(vector / _length(vector)[:, None, None], factor)
+        vector = definite.solve(factor, vector / _length(vector)[:, None, None])
     return 1 / _length(vector)
 
 
@@ -97,16 +100,16 @@ def shifted_model(curvature: Curvature, shift: Tensor) -> Model:
         return Model(others, None, None, exists, scale, shift)
     block, block_exists = _factorised(curvature.block, shift.unsqueeze(-1) * unit)
     exists = block_exists if curvature.basis is None else exists & block_exists
-    return Model(others, block, curvature.basis, exists, scale, shift)
+    return Model(others, block, curvature.basis, exists, scale, shift, curvature.others)
 
 
 def _factorised(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Cholesky factor of ``matrix + shift``, ``(B, M K, M K)``, and whether it exists."""
     matrix = matrix.clone()
     matrix.diagonal(dim1=-2, dim2=-1).view(*shift.shape, -1).add_(shift.unsqueeze(-1))
-    factor, failed = torch.linalg.cholesky_ex(matrix)
+    factor, exists = definite.factor(matrix)
     finite = _pivots(factor).amin(-1) < torch.inf  # a square: not finite is infinite or NaN
-    return factor, (failed == 0) & finite
+    return factor, exists & finite
 
 
 class Solved(NamedTuple):
@@ -114,7 +117,8 @@ class Solved(NamedTuple):
 
     Attributes:
         solution: ``(B, M, D)``.
-        flattest: smallest curvature met, in units of the Hessian's scale, ``(B,)``: a bound from above of the lowest.
+        flattest: smallest curvature met, of the shifted Hessian, in units of its scale, ``(B,)``: a bound from above of the
+            lowest, and not above zero where that is not definite.
     """
 
     solution: Tensor
@@ -163,8 +167,9 @@ def conjugate_gradients(
         strength = _inner(rest, direction)
     active = active & (strength > goal)
     flattest = torch.full_like(strength, torch.inf)
-    for _ in range(MOST_CG):
-        if not bool(active.any()):
+    between = looks_every(right.device)
+    for iteration in range(MOST_CG):
+        if iteration % between == 0 and not bool(active.any()):
             break
         image = torch.addcmul(product(direction), offset, direction)
         curvature = _inner(direction, image)
@@ -189,57 +194,52 @@ class System(NamedTuple):
     curvature: Curvature
     product: Product
 
-    def shifted(self, right: Tensor, shift: Tensor, roughly: bool) -> tuple[Tensor, Tensor]:
-        """Rough solution with ``H + shift``, and where that is positive definite as far as was seen, ``(B,)`` bool.
-
-        Args:
-            shift: in units of the Hessian's scale, ``(B,)``.
-            roughly: it is enough for the model to be the Hessian in the hull.
-        """
-        curvature, model = self.curvature, shifted_model(self.curvature, shift)
-        known = curvature.spanned if roughly else curvature.exact
-        solution, flattest = self._solved(model, right, shift, known, ROUGH)
-        return solution, model.exists & (flattest > 0) & solution.flatten(1).isfinite().all(1)
-
-    def newton(self, right: Tensor, precision: Tensor | float, longest: Tensor | None, guess: Tensor | None) -> Solved:
-        r"""Filtered ``H^-1 right``; ``flattest`` is below ``-FLAT`` where H is not definite.
-
-        With :math:`t = (H + D)^{-1}`, D being d times the Hessian's scale, and :math:`y = t r - t D t r`, the filter is
-        :math:`y + 2 t D y - 2 t D t D y` up to :math:`(2 d / h)^2`, and smaller than it should be for flatter directions.
-        Where the model is not the Hessian, :math:`t r` alone is as good as what is asked of conjugate gradients.
-        """
-        curvature, unit = self.curvature, FLAT * self.curvature.unit.unsqueeze(-1)
-        shift = torch.full_like(curvature.unit[:, 0], FLAT)
-        model, known = shifted_model(curvature, shift), curvature.exact
-        first, met = self._solved(model, right, shift, known, precision, longest, guess)
-        flattest = torch.where(model.exists, torch.minimum(model.smallest_pivot(), met - FLAT), -torch.inf)
-        if not bool(known.any()):
-            return Solved(first, flattest)
-        once = first - model.solve(unit * first)
-        twice = model.solve(unit * once)
-        filtered = once + 2 * (twice - model.solve(unit * twice))
-        return Solved(torch.where((known & model.exists)[:, None, None], filtered, first), flattest)
-
-    def _solved(
+    def solve(
         self,
-        model: Model,
         right: Tensor,
         shift: Tensor,
         known: Tensor,
-        precision: Tensor | float,
+        filtered: Tensor | None = None,
+        iterate: bool = True,
+        precision: Tensor | float = ROUGH,
         longest: Tensor | None = None,
         guess: Tensor | None = None,
     ) -> Solved:
-        """By the model where it is known to be the Hessian, by conjugate gradients elsewhere."""
-        at_once = torch.where(model.exists[:, None, None], model.solve(right), 0.0)
-        endless = torch.full_like(shift, torch.inf)
-        if bool(known.all()):
-            return Solved(at_once, endless)
-        asked = torch.where(known[:, None, None], 0.0, right)
-        unit = self.curvature.unit
-        found = conjugate_gradients(self.product, asked, model, unit, shift, precision, longest, guess)
-        solution = torch.where(known[:, None, None], at_once, found.solution)
-        return Solved(solution, torch.where(known, endless, found.flattest))
+        r"""``(H + shift)^-1 right``: by the model where that is taken for the Hessian, by conjugate gradients elsewhere.
+
+        The filter of Newton steps: with :math:`t = (H + D)^{-1}`, D being d times the Hessian's scale, and
+        :math:`y = t r - t D t r`, it is :math:`y + 2 t D y - 2 t D t D y` up to :math:`(2 d / h)^2`, and smaller than it should
+        be for flatter directions. Where the model is not the Hessian, :math:`t r` alone is as good as what is asked of
+        conjugate gradients.
+
+        Args:
+            shift: in units of the Hessian's scale, ``(B,)``.
+            known: the model will do, ``(B,)`` bool: it is the Hessian, or close enough.
+            filtered: which solutions are Newton steps, whose shift is FLAT, ``(B,)`` bool; ``None``: none.
+            iterate: solve by conjugate gradients what is not known, or leave it for another time.
+            precision, longest, guess: see :func:`conjugate_gradients`.
+        """
+        model, unit = shifted_model(self.curvature, shift), self.curvature.unit
+        exists, trusted = model.exists[:, None, None], known[:, None, None]
+        solution, flattest = torch.where(exists, model.solve(right), 0.0), model.smallest_pivot()
+        if iterate:
+            asked = torch.where(trusted, 0.0, right)
+            found = conjugate_gradients(self.product, asked, model, unit, shift, precision, longest, guess)
+            solution = torch.where(trusted, solution, found.solution)
+            flattest = torch.where(known, flattest, torch.minimum(flattest, found.flattest))
+        if filtered is not None:
+            flat = FLAT * unit.unsqueeze(-1)
+            once = solution - model.solve(flat * solution)
+            twice = model.solve(flat * once)
+            chosen = exists & (filtered & known)[:, None, None]
+            solution = torch.where(chosen, once + 2 * (twice - model.solve(flat * twice)), solution)
+        return Solved(solution, torch.where(model.exists, flattest, -torch.inf))
+
+    def newton(self, right: Tensor, precision: float) -> Solved:
+        """Filtered ``H^-1 right``, and the smallest curvature met of H itself, below ``-FLAT`` where that is not definite."""
+        shift, known = torch.full_like(self.curvature.unit[:, 0], FLAT), self.curvature.exact
+        found = self.solve(right, shift, known, torch.ones_like(known), not bool(known.all()), precision)
+        return found._replace(flattest=found.flattest - FLAT)
 
     def adjoint(self, cotangent: Tensor, ridge: Tensor, weights: Tensor | None = None) -> Adjoint:
         r"""The solution of the paper's normal equations :math:`(H H + \lambda) w = H v`.
@@ -281,8 +281,9 @@ class System(NamedTuple):
         half = model.solve(rest)
         direction, strength = model.solve(half), _inner(half, half)
         active = (strength > goal) & model.exists[:, None, None]
-        for _ in range(MOST_CG):
-            if not bool(active.any()):
+        between = looks_every(image.device)
+        for iteration in range(MOST_CG):
+            if iteration % between == 0 and not bool(active.any()):
                 break
             moved = normal(direction)
             length = torch.where(active, strength / _inner(direction, moved), 0.0)

@@ -3,8 +3,8 @@
 Graphs are taken into their frames (:mod:`flowpool.core.frame`), and graphs of similar size are solved together. A graph is
 padded with nodes of mass zero to a size that depends on the graph alone, and never computed in a batch of one (whose matrix
 products round differently); on the CPU all is done by one thread, for which the operations are small enough. So a result is
-the same whatever else is in the batch and whatever the number of threads, but for the last bits where matrices of odd size lie
-one behind the other: MKL rounds them by their place in memory.
+the same whatever else is in the batch and whatever the number of threads: for the squared Euclidean cost to the bit, since
+matrices of odd size, which are rounded by their place in memory, are made even (:mod:`flowpool.core.definite`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flowpool.core import flow, updates
 from flowpool.core.constants import FARAWAY, RIDGE
@@ -49,6 +50,7 @@ class Framed:
         geometry: the cost.
         debias: S_eps, or L_eps alone.
         resolution: relative precision that the nodes were given in; finer differences are rounding.
+        features: how many of the D features are no padding; ``None``: all.
     """
 
     clouds: Clouds
@@ -58,6 +60,7 @@ class Framed:
     geometry: Geometry
     debias: bool
     resolution: float = torch.finfo(torch.float64).eps
+    features: int | None = None
 
     def detached(self) -> Framed:
         """The same without autograd history."""
@@ -83,7 +86,6 @@ class Bucket(NamedTuple):
     gather: Tensor  # (K, N), which node each entry is; the total number of nodes for padding
     energy: Energy
     fresh: Tensor  # (K,) bool, false for the copy that keeps a lone graph company
-    keep_pairs: bool
 
 
 def padded_size(size: int) -> int:
@@ -128,8 +130,9 @@ def buckets(problem: Framed) -> Iterator[Bucket]:
                 problem.epsilon[graphs],
                 problem.debias,
                 problem.resolution,
+                problem.features,
             )
-            yield Bucket(graphs, gather, energy, torch.tensor(fresh, device=nodes.device), not alone)
+            yield Bucket(graphs, gather, energy, torch.tensor(fresh, device=nodes.device))
 
 
 @torch.no_grad()
@@ -138,7 +141,7 @@ def solve_framed(problem: Framed, tolerance: float, max_steps: int, step_size: f
     result = _blank(problem)
     for bucket in buckets(problem):
         start = problem.start[bucket.graphs]
-        ended = flow.follow(bucket.energy, start, tolerance, max_steps, step_size, bucket.keep_pairs)
+        ended = flow.follow(bucket.energy, start, tolerance, max_steps, step_size)
         result = put(result, bucket.graphs, ended)
     return result
 
@@ -272,11 +275,20 @@ def framed(problem: Problem) -> tuple[Framed, Frame, Tensor]:
     start = frame.start
     if frame.geometry.is_squared_euclidean and not _recipe(problem.options):  # which begins where it was told to
         start = _near(start, problem.point_masses)
+    features, clouds = problem.nodes.shape[1], frame.clouds
+    # Matrices of even size have the same bits wherever they lie in memory, and this cost does not feel a feature of zeros.
+    if frame.geometry.is_squared_euclidean and features % 2:
+        clouds, start = clouds.moved(_widened(clouds.nodes, features + 1)), _widened(start, features + 1)
     inside = Framed(
-        frame.clouds, start, problem.point_masses, frame.epsilon, frame.geometry, problem.options.debias,
-        problem.resolution,
+        clouds, start, problem.point_masses, frame.epsilon, frame.geometry, problem.options.debias, problem.resolution,
+        features,
     )  # fmt: skip
     return inside, frame, order
+
+
+def _widened(values: Tensor, features: int, filling: float = 0.0) -> Tensor:
+    """Values of each feature, with more of them."""
+    return pad(values, (0, features - values.shape[-1]), value=filling)
 
 
 def _near(start: Tensor, point_masses: Tensor) -> Tensor:
@@ -305,6 +317,7 @@ def solve(problem: Problem) -> Solution:
         else:
             ended = solve_framed(part.detached(), options.tolerance, options.max_steps, options.step_size)
         ended = Flowed(*(_rows(value, chosen, problem.num_graphs) for value in ended))
+        ended = ended._replace(points=ended.points[..., : inside.features])
         points = frame.outside(ended.points).to(problem.nodes.dtype)
     with torch.no_grad():
         status = torch.where(ended.residual <= options.tolerance, Status.OK.value, Status.MAX_STEPS.value)
@@ -332,9 +345,10 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
             if not problem.relative:  # ... nothing that happens to the frame moves them
                 fixed = (frame.outside(points.detach()).detach() - frame.mean.unsqueeze(1)) / frame.scale.unsqueeze(1)
         seed = torch.autograd.grad(outside, points, cotangent, retain_graph=True)[0].nan_to_num(0.0)
+        width = inside.start.shape[-1]
         chosen = frame.solvable.nonzero().squeeze(-1)
         part, count = inside.detached().select(chosen), problem.num_graphs
-        ended = Flowed(*(value[chosen] for value in flowed(solution)))
+        ended = Flowed(*(value[chosen] for value in flowed(solution, inside)))
         # What is wanted outside depends on these inside: a relative epsilon, for one, on the nodes.
         inner = {"nodes": inside.clouds.nodes, "masses": inside.clouds.masses, "epsilon": inside.epsilon}
         inner |= {"point_masses": inside.point_masses, **inside.geometry.tensors}
@@ -343,7 +357,8 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
         ridge, unit, weights = RIDGE if problem.options.ridge is None else problem.options.ridge, None, None
         if not problem.relative and problem.options.ridge is not None:
             unit, weights = frame.curvature_unit[chosen], problem.geometry.feature_weights
-        found = adjoint_framed(part, ended, seed[chosen], ridge, needed, unit, weights)
+            weights = None if weights is None else _widened(weights, width, 1.0)
+        found = adjoint_framed(part, ended, _widened(seed, width)[chosen], ridge, needed, unit, weights)
         own = frame.solvable[inside.clouds.batch]
         pairs = [
             (outside, cotangent),
@@ -351,7 +366,7 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
             (inside.clouds.masses, torch.zeros_like(inside.clouds.masses).masked_scatter(own, found.masses)),
             (inside.epsilon, _rows(found.epsilon, chosen, count)),
             (inside.point_masses, found.point_masses),
-            (fixed, _rows(found.start, chosen, count)),
+            (fixed, _rows(found.start[..., : fixed.shape[-1]], chosen, count)),
             *((inside.geometry.tensors[name], found.parameters[name]) for name in parameters),
         ]
         pairs = [(value, gradient) for value, gradient in pairs if value.requires_grad]
@@ -366,9 +381,10 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
     return Gradients(by_name, _rows(found.residual, chosen, count), _rows(found.damped, chosen, count))
 
 
-def flowed(solution: Solution) -> Flowed:
+def flowed(solution: Solution, inside: Framed) -> Flowed:
+    """A solution as the end of the flow of a framed problem."""
     return Flowed(
-        solution.inside,
+        _widened(solution.inside, inside.start.shape[-1]),
         solution.potential,
         solution.self_potential,
         solution.residual,

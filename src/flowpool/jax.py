@@ -107,7 +107,8 @@ def flow_pool(
     if isinstance(epsilon, int | float):
         options["epsilon"] = epsilon  # to the last bit, also where x has fewer
     else:
-        given["epsilon"] = jnp.broadcast_to(jnp.asarray(epsilon, given["x"].dtype), (num_segments,))
+        level = jnp.asarray(epsilon)
+        given["epsilon"] = _array("epsilon", level, (num_segments,) if level.ndim else (), given["x"].dtype).reshape(-1)
     points, *rest = _called(_Call("flow", num_segments, tuple(options.items())), given)
     return Pooled(points.astype(jnp.asarray(x).dtype), *rest)
 
@@ -254,7 +255,7 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
         x, ids, masses = x[inside], ids[inside], None if masses is None else masses[inside]
     options |= {"masses": masses, "dim_size": call.num_segments}
     if "epsilon" in given:
-        options["epsilon"] = given["epsilon"]
+        options["epsilon"] = given["epsilon"] if call.kind == "transport" else _of_each_graph(call, given["epsilon"])
     if call.kind == "transport":
         return list(flowpool.transport_pool(x, ids, reference=given["reference"], **options))
     weights = given.get("point_masses")
@@ -262,6 +263,15 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
         x, ids, reference=given["reference"], point_masses=weights, on_failure="ignore", **options
     )
     return [pooled.points, pooled.residual.to(x.dtype), pooled.steps.int(), pooled.status]
+
+
+def _of_each_graph(call: _Call, levels: Tensor) -> Tensor:
+    """Epsilon ``(B,)`` of one number per graph, or of one per call that ``vmap`` joined.
+
+    In double precision, in which torch adds up the gradients of graphs that share a number.
+    """
+    shared = call.num_segments // max(1, len(levels))
+    return levels.double().unsqueeze(-1).expand(-1, shared).flatten()
 
 
 # The last forward passes whose gradients may be asked for, by the content of their inputs: leaves and outputs. No answer

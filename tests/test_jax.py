@@ -97,7 +97,9 @@ def test_one_epsilon_for_many_graphs_has_the_gradient_of_torch() -> None:
     for level, gradient in zip(levels, found, strict=True):
         leaf = torch.tensor(level).requires_grad_()
         reference = torch.from_numpy(start(np.float32))
-        flowpool.flow_pool(torch.from_numpy(x), torch.from_numpy(ids), reference=reference, epsilon=leaf).points.sum().backward()
+        flowpool.flow_pool(
+            torch.from_numpy(x), torch.from_numpy(ids), reference=reference, epsilon=leaf
+        ).points.sum().backward()
         assert leaf.grad is not None
         assert float(jax.grad(loss)(level)) == float(gradient) == float(leaf.grad)
 
@@ -275,6 +277,11 @@ def test_large_inputs_do_not_lock_up() -> None:
         ({"masses": MASSES[1:]}, r"masses is float64\(8,\); expected real numbers of shape \(9,\)"),
         ({"point_masses": np.ones(3)}, r"point_masses is float64\(3,\)"),
         ({"num_segments": -1}, "num_segments is -1"),
+        ({"num_segments": 3.0}, "num_segments is 3.0; pass the number of graphs"),
+        ({"x": np.zeros((9, 0)), "reference": np.zeros((2, 0))}, "with at least one feature"),
+        ({"cost": "manhattan"}, "Unknown cost 'manhattan'"),
+        ({"epsilon": -1.0}, "epsilon is -1"),
+        ({"engine": "gpu"}, "Unknown engine 'gpu'"),
         ({"epsilon": np.full(2, 0.1)}, r"epsilon is float64\(2,\); expected real numbers of shape \(3,\)"),
     ],
 )
@@ -282,6 +289,11 @@ def test_mistakes_are_told_when_the_function_is_traced(change: dict[str, Any], m
     given: dict[str, Any] = {"x": nodes(), "segment_ids": IDS, "reference": start(), "num_segments": GRAPHS} | change
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: flow_pool(**given))
+
+
+def test_the_number_of_graphs_cannot_be_traced() -> None:
+    with pytest.raises(ValueError, match="known when the function is traced"):
+        jax.jit(lambda count: flow_pool(nodes(), IDS, start(), num_segments=count).points)(GRAPHS)
 
 
 def test_wrong_values_are_told_when_it_runs() -> None:

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable
 from functools import cache, partial
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -109,7 +110,7 @@ def flow_pool(
     else:
         level = jnp.asarray(epsilon)
         given["epsilon"] = _array("epsilon", level, (num_segments,) if level.ndim else (), given["x"].dtype).reshape(-1)
-    points, *rest = _called(_Call("flow", num_segments, tuple(options.items())), given)
+    points, *rest = _called(_call("flow", num_segments, options, given), given)
     return Pooled(points.astype(jnp.asarray(x).dtype), *rest)
 
 
@@ -141,7 +142,7 @@ def transport_pool(
         options["epsilon"] = epsilon
     else:
         given["epsilon"] = _array("epsilon", epsilon, (), given["x"].dtype)
-    found = _called(_Call("transport", num_segments, tuple(options.items())), given)
+    found = _called(_call("transport", num_segments, options, given), given)
     return Received(*(value.astype(jnp.asarray(x).dtype) for value in found))
 
 
@@ -154,8 +155,10 @@ def _checked(x: Any, segment_ids: Any, reference: Any, masses: Any, num_segments
         raise ValueError(f"segment_ids is {ids.dtype}{ids.shape}; expected integers, ({len(nodes)},), one per node.")
     if start.ndim != 2 or start.shape[0] == 0:
         raise ValueError(f"reference has shape {start.shape}; expected (num_points, {nodes.shape[1]}).")
-    if num_segments < 0:
-        raise ValueError(f"num_segments is {num_segments}; pass the number of graphs.")
+    if not isinstance(num_segments, Integral) or num_segments < 0:
+        raise ValueError(
+            f"num_segments is {num_segments}; pass the number of graphs, known when the function is traced."
+        )
     dtype = jnp.promote_types(nodes.dtype, jnp.float32)
     given = {"x": nodes.astype(dtype), "segment_ids": ids}
     given["reference"] = _array("reference", start, (start.shape[0], nodes.shape[1]), dtype)
@@ -195,6 +198,22 @@ class _Call(NamedTuple):
             return [jax.ShapeDtypeStruct(size, dtype) for size in sizes]
         kinds = [((graphs, points, features), dtype), ((graphs,), dtype), ((graphs,), np.int32), ((graphs,), np.int8)]
         return [jax.ShapeDtypeStruct(size, kind) for size, kind in kinds]
+
+
+def _call(kind: Literal["flow", "transport"], num_segments: int, options: Arrays, given: Arrays) -> _Call:
+    """What is fixed when a function is traced, after all checks of it: later, JAX would bury what they say."""
+    call = _Call(kind, num_segments, tuple(options.items()))
+    _pool_nothing(call._replace(num_segments=0), given["x"].shape[1])
+    return call
+
+
+@cache
+def _pool_nothing(call: _Call, features: int) -> None:
+    nothing = torch.zeros(0, features)
+    _pool(
+        call,
+        {"x": nothing, "segment_ids": nothing.new_zeros(0, dtype=torch.long), "reference": torch.ones(1, features)},
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -336,7 +355,7 @@ def _over_axes(
     )
     if call.kind == "flow" and shared:
         joined = [
-            value[0] if name in common else value.reshape(-1, *value.shape[2:])
+            value[0] if name in common else value.reshape(count * value.shape[1], *value.shape[2:])
             for name, value in zip([*given, "upstream"], flat, strict=False)
         ]
         place = list(given).index("segment_ids")

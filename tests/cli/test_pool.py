@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,16 @@ def test_parts_are_cut_by_what_rows_take_in_memory(monkeypatch: pytest.MonkeyPat
     parquet.write_table(pa.table({"x": zeros}), "zeros.parquet")  # next to nothing in the file
     monkeypatch.setattr(sources, "_MOST_BYTES", 5 * 100 * WIDTH * 8)
     assert ParquetSource.of(Path("zeros.parquet")).rows_per_part == 5
+
+
+def test_parts_are_cut_by_what_the_pooled_rows_take_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("in", "whole").exit_code == 0
+    monkeypatch.setattr(sources, "_MOST_BYTES", 8 * 5 * WIDTH * 4)
+    source = replace(ParquetSource.of(folder), rows_per_part=ROWS)  # which fit into a part themselves
+    job, _ = make_job(source, Settings(), Path("out"))
+    assert [part.stop - part.start for part in job.source.parts] == [4, 3] * FILES
+    assert run("in", "out").exit_code == 0
+    assert parquet.read_table("out").equals(parquet.read_table("whole"))
 
 
 class Killed(BaseException):
@@ -303,6 +314,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         (["in", "out", "--epsilon", "-1"], "epsilon is -1"),
         (["in", "out", "--reference", "nowhere.npy"], "nowhere.npy does not exist"),
         (["in", "out", "--reference", "bad.npy"], "bad.npy holds no reference"),
+        (["in", "out", "--reference", "none.npy", "--points", "1"], "none.npy holds no reference"),
         (["in", "out", "--reference", "wide.npy"], "have 3 features, but the reference has 4"),
         (["in", "out", "--reference", "wide.npy", "--points", "2"], "has 5 points, but --points is 2"),
         (["in", "out", "--reference", "in"], "holds no parts"),
@@ -320,6 +332,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
 def test_mistakes_end_with_one_sentence_and_code_2(folder: Path, arguments: list[str], message: str) -> None:
     Path("bad.npy").write_text("no array")
     np.save("wide.npy", np.random.default_rng(0).standard_normal((5, 4)))
+    np.save("none.npy", np.zeros((1, 0)))
     Path("full").mkdir()
     Path("full/letter.txt").touch()
     Path("text.parquet").write_text("not a table")
@@ -379,8 +392,8 @@ class TestRay:
         killed = 0
         for _ in on_ray.run(job, job.source.parts, store):
             if not killed:
-                for process in psutil.process_iter(["cmdline"]):
-                    if "MapWorker" in " ".join(process.info["cmdline"] or []):
+                for process in psutil.Process().children(recursive=True):  # of this cluster, not of another one
+                    if "MapWorker" in " ".join(process.cmdline()):
                         process.kill()
                         killed += 1
         assert killed

@@ -290,14 +290,17 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         written.append(path)
         if len(written) == 3:
             path.write_bytes(b"PAR1")
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device")  # as Arrow says it
         write(table, path, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(parquet, "write_table", full)
         result = run("in", "out")
     assert result.exit_code == 1
-    assert "No space left on device. Finished parts are in out; the same command goes on from there." in result.stderr
+    assert result.stderr == (
+        "Error: out/part-000002.parquet cannot be written: No space left on device. "
+        "Finished parts are in out; the same command goes on from there.\n"
+    )
     assert len(result.stderr.strip().splitlines()) == 1
     assert len(contents(Path("out"))) == 3
     assert run("in", "out").exit_code == 0

@@ -25,7 +25,7 @@ from flowpool.arrow import pool_arrow, pooled_reference
 from flowpool.cli.app import app
 from flowpool.lab.bulk import job as jobs
 from flowpool.lab.bulk import sources
-from flowpool.lab.bulk.job import Settings, make_job, sample_nodes
+from flowpool.lab.bulk.job import Job, Settings, make_job, sample_nodes
 from flowpool.lab.bulk.sources import ParquetSource
 from flowpool.lab.bulk.store import Store
 from flowpool.lab.datasets import load_dataset
@@ -290,7 +290,9 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         written.append(path)
         if len(written) == 3:
             path.write_bytes(b"PAR1")
-            raise OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device")  # as Arrow says it
+            raise OSError(
+                28, "Error writing bytes to file. Detail: [errno 28] No space left on device"
+            )  # as Arrow says it
         write(table, path, **options)
 
     with monkeypatch.context() as patch:
@@ -401,6 +403,21 @@ class TestRay:
                         killed += 1
         assert killed
         assert contents(Path("out")) == contents(Path("whole"))
+
+    def test_rows_that_kill_every_worker_end_the_run(self, folder: Path) -> None:
+        from flowpool.lab.bulk import on_ray
+
+        class Deadly(Job):
+            def pool(self, table: Any) -> Any:
+                if "g31" in table["name"].to_pylist():
+                    os._exit(1)  # as if the system had killed it for want of memory
+                return super().pool(table)
+
+        job, store = make_job(ParquetSource.of(folder), Settings(), Path("out").resolve())
+        with pytest.raises(OSError, match=r"^A worker died 4 times") as caught:
+            list(on_ray.run(Deadly(job.source, job.settings, job.reference), job.source.parts, store))
+        assert len(str(caught.value).splitlines()) == 1
+        assert [part.number for part in store.missing(job.source.parts)] == [4]
 
     def test_a_failing_worker_is_told_in_one_line(self, folder: Path) -> None:
         job, store = make_job(ParquetSource.of(folder), Settings(), Path("out").resolve())

@@ -23,11 +23,12 @@ from flowpool.lab.bulk.store import Store
 try:
     import ray
     import ray.data
-    from ray.exceptions import RayError
+    from ray.exceptions import RayActorError, RayError
 except ImportError as missing:
     raise ImportError("--on ray needs Ray: pip install 'flowpool[ray]'.") from missing
 
 _TOGETHER = 8  # parts that an actor takes at a time; rows before them in a large row group are read in vain
+_RETRIES = 3  # of parts whose worker died; Ray itself would go on for ever with one that kills every worker
 
 
 class PoolParts:
@@ -102,6 +103,7 @@ def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:
         batch_format="pyarrow",
         batch_size=None,
         num_cpus=1,
+        max_task_retries=_RETRIES,
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(tasks))),
     )
     try:
@@ -110,5 +112,7 @@ def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:
                 if result["failure"] is not None:
                     raise OSError(f"A worker failed: {result['failure']}")
                 yield result["rows"]
+    except RayActorError:
+        raise OSError(f"A worker died {_RETRIES + 1} times over the same parts, perhaps for want of memory.") from None
     except RayError as error:
         raise OSError(f"The Ray cluster failed: {str(error).strip().splitlines()[0]}") from None

@@ -59,16 +59,20 @@ def cluster(address: str | None) -> Iterator[None]:
     """Ray, on the cluster at an address or on this machine alone; ended at the end unless it was there before."""
     ours = not ray.is_initialized()
     if ours:
-        _check_reachable(address)
+        # Left to itself, Ray would also join any cluster that somebody else has started on this machine.
+        place = address or os.environ.get("RAY_ADDRESS") or "local"
+        _check_reachable(place)
         # Ray's own account of its work would run through our progress bar.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        options = {} if address else {"include_dashboard": False}
+        options = {"include_dashboard": False} if place == "local" else {}
         try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            ray.init(place, log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:  # noqa: BLE001 - that is what Ray raises when it does not start in time
             reason = str(error).strip().split(". ")[0].rstrip(".")
-            failure = f"No Ray cluster was reached at {address}" if address else "Ray did not start on this machine"
+            failure = (
+                "Ray did not start on this machine" if place == "local" else f"No Ray cluster was reached at {place}"
+            )
             raise ConnectionError(f"{failure}: {reason}.") from None
     try:
         yield
@@ -77,17 +81,16 @@ def cluster(address: str | None) -> Iterator[None]:
             ray.shutdown()
 
 
-def _check_reachable(address: str | None) -> None:
+def _check_reachable(address: str) -> None:
     """Ray itself would try for minutes."""
-    # Where no address is given, or "auto", Ray takes that of the environment.
-    place = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else address
-    host, _, port = (place or "").rpartition("://")[2].rpartition(":")
+    place = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = place.rpartition("://")[2].rpartition(":")
     if not port.isdecimal():
         return
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
-        raise ConnectionError(f"No Ray cluster was reached at {address or place}: {error}.") from None
+        raise ConnectionError(f"No Ray cluster was reached at {address}: {error}.") from None
 
 
 def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:

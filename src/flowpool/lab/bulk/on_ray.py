@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -100,15 +101,17 @@ def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:
     tasks = [pa.table({"part": [part.number for part in run]}) for run in runs(parts, together)]
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    done = ray.data.from_arrow(tasks).map_batches(
-        PoolParts,
-        fn_constructor_args=(job, store),
-        batch_format="pyarrow",
-        batch_size=None,
-        num_cpus=1,
-        max_task_retries=_RETRIES,
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(tasks))),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray 2.60 means to drop its only way to limit retries
+        done = ray.data.from_arrow(tasks).map_batches(
+            PoolParts,
+            fn_constructor_args=(job, store),
+            batch_format="pyarrow",
+            batch_size=None,
+            num_cpus=1,
+            ray_remote_args_fn=lambda: {"max_task_retries": _RETRIES},
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(tasks))),
+        )
     try:
         for results in done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
             for result in results.to_pylist():

@@ -73,6 +73,9 @@ def test_slices_and_chunks_give_the_same_as_a_whole_table(monkeypatch: pytest.Mo
         chunked = pa.concat_tables([table.slice(0, 2), table.slice(2, 0), table.slice(2, 4), table.slice(6)])
         assert np.array_equal(points_of(pool_arrow(chunked, reference=REFERENCE)), whole)
         assert np.array_equal(points_of(pool_arrow(table.slice(3, 2), reference=REFERENCE)), whole[3:5])
+    monkeypatch.setattr(arrow, "_NUMBERS_AT_ONCE", 5 * REFERENCE.numel())
+    assert np.array_equal(points_of(pool_arrow(column(rows), reference=REFERENCE)), whole)
+    assert pool_arrow(column(rows), reference=REFERENCE)["points"].num_chunks == 2
     monkeypatch.setattr(arrow, "_GRAPHS_AT_ONCE", 3)
     assert np.array_equal(points_of(pool_arrow(column(rows), reference=REFERENCE)), whole)
 
@@ -239,13 +242,21 @@ def test_options_reach_the_solver() -> None:
         (column(graphs(1)), {"reference": [1, 2]}, r"reference is torch.int64 \(2,\)"),
         (column(graphs(1)), {"reference": np.zeros((2, 3))}, "Rows 0 and 1 of the reference are equal"),
         (column(graphs(1)).append_column("status", pa.array([1])), {}, "column 'status' already"),
-        (column([[]], pa.list_(pa.list_(pa.float32()))), {}, "no nodes to tell how many features"),
+        (column([[]], pa.list_(pa.list_(pa.float32()))), {}, "no nodes with features to tell how many"),
+        (column([[[], []]], pa.list_(pa.list_(pa.float32()))), {}, "no nodes with features to tell how many"),
+        (column([[[], []]], pa.list_(pa.list_(pa.float32(), 0))), {}, "its lists have no entries"),
+        (column(graphs(1)), {"reference": np.zeros((2, 0))}, r"reference is torch.float64 \(2, 0\); expected real"),
         (column(graphs(1)), {"epsilon": -1.0}, "epsilon is -1"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(table: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pool_arrow(table, **options)
+
+
+def test_only_tables_are_tables() -> None:
+    with pytest.raises(TypeError, match="table is a dict; pass a pyarrow Table or RecordBatch"):
+        pool_arrow({"x": graphs(1)})  # type: ignore[type-var]
 
 
 def test_a_cost_is_given_by_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -244,6 +245,25 @@ def test_the_mean_survives_the_way_there_and_back(by, standardize):
     points, masses = vectorizer.inverse_transform(vectorizer.transform(sets), return_masses=True)
     means = (masses[:, :, None] * points).sum(1)
     np.testing.assert_allclose(means, [members.mean(0) for members in sets], atol=2e-2)
+
+
+@pytest.mark.parametrize("by", ["step", "flow"])
+def test_fitting_in_parts_is_fitting_at_once_without_copying_the_members(by, monkeypatch):
+    random = np.random.default_rng(0)
+    stacked = random.normal(size=(40_000, 32), loc=2).astype(np.float32)
+    offsets = np.sort(random.choice(np.arange(1, 40_000), 399, replace=False))
+    offsets = np.concatenate([[0], offsets, [40_000]])
+    given = stacked[:8].astype(np.float64)
+    make = FlowVectorizer(8, by=by, reference=given, standardize=True)
+    whole = clone(make).fit(stacked, offsets=offsets)
+    monkeypatch.setattr("flowpool.sklearn.vectorizer._ENTRIES_AT_ONCE", 2**15)
+    tracemalloc.start()
+    parts = clone(make).fit(stacked, offsets=offsets)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < stacked.nbytes
+    for name in ("mean_", "scale_", "variance_", "reference_"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-12)
 
 
 def test_standardizing_is_standardizing_beforehand():

@@ -42,7 +42,9 @@ _FINE = -1  # nothing is known against the row
 
 _METADATA = b"flowpool"
 _NUM_POINTS = 5
-_GRAPHS_AT_ONCE = 4096  # bounds the memory of one call; no graph feels which others it is pooled with
+# Bound the memory of one call; no graph feels which others it is pooled with.
+_GRAPHS_AT_ONCE = 4096
+_NUMBERS_AT_ONCE = 2**21  # of pooled points
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
@@ -85,6 +87,8 @@ def pool_arrow(
         ``residual``, and ``divergence`` if it was asked for. Points are zeros where there are no nodes and NaN where the
         row could not be pooled. The schema's metadata holds ``flowpool``: JSON of the reference and all settings.
     """
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        raise TypeError(f"table is a {type(table).__name__}; pass a pyarrow Table or RecordBatch.")
     names = [*_RESULTS, "divergence"] if divergence else list(_RESULTS)
     _check_columns(table.schema, nodes, masses, names)
     start = _reference(table, nodes, num_points, reference, seed)
@@ -110,7 +114,9 @@ def pool_arrow(
         "point_masses": shares,
         **options,
     }
-    parts = [_pool_rows(part, nodes, masses, start, shares, options, divergence) for part in _parts(table)]
+    parts = [
+        _pool_rows(part, nodes, masses, start, shares, options, divergence) for part in _parts(table, start.numel())
+    ]
     kept = table.drop_columns([name for name in (nodes, masses) if name is not None])
     for place, name in enumerate(names):
         column = pa.chunked_array([part[place] for part in parts])
@@ -135,7 +141,7 @@ def node_width(table: pa.Table | pa.RecordBatch, nodes: str) -> int | None:
     if kinds.is_fixed_size_list(entries):
         return int(entries.list_size)
     counts = np.zeros(1, np.int64)
-    for part in _parts(table):
+    for part in _parts(table, 1):
         ragged = _vectors(part.column(nodes))
         found = np.bincount(np.diff(ragged.places[ragged.ptr[0] : ragged.ptr[-1] + 1]), minlength=len(counts))
         found[: len(counts)] += counts
@@ -301,10 +307,10 @@ def _precision(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if narrow else torch.float64
 
 
-def _parts(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
-    """The rows in batches, at least one, without a copy."""
+def _parts(table: pa.Table | pa.RecordBatch, size: int) -> list[pa.RecordBatch]:
+    """The rows in batches, at least one, without a copy; ``size`` is how many numbers the result of a row has."""
     whole = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
-    parts: list[pa.RecordBatch] = whole.to_batches(max_chunksize=_GRAPHS_AT_ONCE)
+    parts: list[pa.RecordBatch] = whole.to_batches(max_chunksize=max(1, min(_GRAPHS_AT_ONCE, _NUMBERS_AT_ONCE // size)))
     return parts or [pa.RecordBatch.from_pylist([], whole.schema)]
 
 
@@ -332,6 +338,8 @@ def _check_type(schema: pa.Schema, name: str, wanted: str, depth: int) -> None:
     for _ in range(depth):
         if not (kinds.is_list(inner) or kinds.is_large_list(inner) or kinds.is_fixed_size_list(inner)):
             raise ValueError(f"Column {name!r} is of type {found}; it must hold {wanted}.")
+        if kinds.is_fixed_size_list(inner) and inner.list_size == 0:
+            raise ValueError(f"Column {name!r} is of type {found}: its lists have no entries.")
         inner = inner.value_type
     if not (kinds.is_integer(inner) or kinds.is_floating(inner)):
         raise ValueError(f"Column {name!r} is of type {found}; it must hold {wanted}.")
@@ -344,12 +352,14 @@ def _reference(
     if reference is None:
         found = node_width(table, nodes)
         if found is None:
-            raise ValueError(f"Column {nodes!r} has no nodes to tell how many features there are; pass a reference.")
+            raise ValueError(
+                f"Column {nodes!r} has no nodes with features to tell how many of them there are; pass a reference."
+            )
         return references.normal(found, _NUM_POINTS if num_points is None else num_points, seed)
     entries = table.schema.field(nodes).type.value_type
     width = entries.list_size if kinds.is_fixed_size_list(entries) else None
     start = torch.as_tensor(reference)
-    if start.dim() != 2 or not start.is_floating_point():
+    if start.dim() != 2 or not start.is_floating_point() or start.shape[1] == 0:
         raise ValueError(
             f"reference is {start.dtype} {tuple(start.shape)}; expected real numbers, (num_points, num_features)."
         )

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable
 from functools import cache, partial
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -107,8 +108,9 @@ def flow_pool(
     if isinstance(epsilon, int | float):
         options["epsilon"] = epsilon  # to the last bit, also where x has fewer
     else:
-        given["epsilon"] = jnp.broadcast_to(jnp.asarray(epsilon, given["x"].dtype), (num_segments,))
-    points, *rest = _called(_Call("flow", num_segments, tuple(options.items())), given)
+        level = jnp.asarray(epsilon)
+        given["epsilon"] = _array("epsilon", level, (num_segments,) if level.ndim else (), given["x"].dtype).reshape(-1)
+    points, *rest = _called(_call("flow", num_segments, options, given), given)
     return Pooled(points.astype(jnp.asarray(x).dtype), *rest)
 
 
@@ -140,7 +142,7 @@ def transport_pool(
         options["epsilon"] = epsilon
     else:
         given["epsilon"] = _array("epsilon", epsilon, (), given["x"].dtype)
-    found = _called(_Call("transport", num_segments, tuple(options.items())), given)
+    found = _called(_call("transport", num_segments, options, given), given)
     return Received(*(value.astype(jnp.asarray(x).dtype) for value in found))
 
 
@@ -153,8 +155,10 @@ def _checked(x: Any, segment_ids: Any, reference: Any, masses: Any, num_segments
         raise ValueError(f"segment_ids is {ids.dtype}{ids.shape}; expected integers, ({len(nodes)},), one per node.")
     if start.ndim != 2 or start.shape[0] == 0:
         raise ValueError(f"reference has shape {start.shape}; expected (num_points, {nodes.shape[1]}).")
-    if num_segments < 0:
-        raise ValueError(f"num_segments is {num_segments}; pass the number of graphs.")
+    if not isinstance(num_segments, Integral) or num_segments < 0:
+        raise ValueError(
+            f"num_segments is {num_segments}; pass the number of graphs, known when the function is traced."
+        )
     dtype = jnp.promote_types(nodes.dtype, jnp.float32)
     given = {"x": nodes.astype(dtype), "segment_ids": ids}
     given["reference"] = _array("reference", start, (start.shape[0], nodes.shape[1]), dtype)
@@ -194,6 +198,22 @@ class _Call(NamedTuple):
             return [jax.ShapeDtypeStruct(size, dtype) for size in sizes]
         kinds = [((graphs, points, features), dtype), ((graphs,), dtype), ((graphs,), np.int32), ((graphs,), np.int8)]
         return [jax.ShapeDtypeStruct(size, kind) for size, kind in kinds]
+
+
+def _call(kind: Literal["flow", "transport"], num_segments: int, options: Arrays, given: Arrays) -> _Call:
+    """What is fixed when a function is traced, after all checks of it: later, JAX would bury what they say."""
+    call = _Call(kind, num_segments, tuple(options.items()))
+    _pool_nothing(call._replace(num_segments=0), given["x"].shape[1])
+    return call
+
+
+@cache
+def _pool_nothing(call: _Call, features: int) -> None:
+    nothing = torch.zeros(0, features)
+    _pool(
+        call,
+        {"x": nothing, "segment_ids": nothing.new_zeros(0, dtype=torch.long), "reference": torch.ones(1, features)},
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -254,7 +274,7 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
         x, ids, masses = x[inside], ids[inside], None if masses is None else masses[inside]
     options |= {"masses": masses, "dim_size": call.num_segments}
     if "epsilon" in given:
-        options["epsilon"] = given["epsilon"]
+        options["epsilon"] = given["epsilon"] if call.kind == "transport" else _of_each_graph(call, given["epsilon"])
     if call.kind == "transport":
         return list(flowpool.transport_pool(x, ids, reference=given["reference"], **options))
     weights = given.get("point_masses")
@@ -262,6 +282,15 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
         x, ids, reference=given["reference"], point_masses=weights, on_failure="ignore", **options
     )
     return [pooled.points, pooled.residual.to(x.dtype), pooled.steps.int(), pooled.status]
+
+
+def _of_each_graph(call: _Call, levels: Tensor) -> Tensor:
+    """Epsilon ``(B,)`` of one number per graph, or of one per call that ``vmap`` joined.
+
+    In double precision, in which torch adds up the gradients of graphs that share a number.
+    """
+    shared = call.num_segments // max(1, len(levels))
+    return levels.double().unsqueeze(-1).expand(-1, shared).flatten()
 
 
 # The last forward passes whose gradients may be asked for, by the content of their inputs: leaves and outputs. No answer
@@ -326,7 +355,7 @@ def _over_axes(
     )
     if call.kind == "flow" and shared:
         joined = [
-            value[0] if name in common else value.reshape(-1, *value.shape[2:])
+            value[0] if name in common else value.reshape(count * value.shape[1], *value.shape[2:])
             for name, value in zip([*given, "upstream"], flat, strict=False)
         ]
         place = list(given).index("segment_ids")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from flowpool.arrow import pool_arrow, pooled_reference
 from flowpool.cli.app import app
 from flowpool.lab.bulk import job as jobs
 from flowpool.lab.bulk import sources
-from flowpool.lab.bulk.job import Settings, make_job, sample_nodes
+from flowpool.lab.bulk.job import Job, Settings, make_job, sample_nodes
 from flowpool.lab.bulk.sources import ParquetSource
 from flowpool.lab.bulk.store import Store
 from flowpool.lab.datasets import load_dataset
@@ -119,6 +120,16 @@ def test_parts_are_cut_by_what_rows_take_in_memory(monkeypatch: pytest.MonkeyPat
     parquet.write_table(pa.table({"x": zeros}), "zeros.parquet")  # next to nothing in the file
     monkeypatch.setattr(sources, "_MOST_BYTES", 5 * 100 * WIDTH * 8)
     assert ParquetSource.of(Path("zeros.parquet")).rows_per_part == 5
+
+
+def test_parts_are_cut_by_what_the_pooled_rows_take_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("in", "whole").exit_code == 0
+    monkeypatch.setattr(sources, "_MOST_BYTES", 8 * 5 * WIDTH * 4)
+    source = replace(ParquetSource.of(folder), rows_per_part=ROWS)  # which fit into a part themselves
+    job, _ = make_job(source, Settings(), Path("out"))
+    assert [part.stop - part.start for part in job.source.parts] == [4, 3] * FILES
+    assert run("in", "out").exit_code == 0
+    assert parquet.read_table("out").equals(parquet.read_table("whole"))
 
 
 class Killed(BaseException):
@@ -279,14 +290,19 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         written.append(path)
         if len(written) == 3:
             path.write_bytes(b"PAR1")
-            raise OSError(28, "No space left on device")
+            raise OSError(
+                28, "Error writing bytes to file. Detail: [errno 28] No space left on device"
+            )  # as Arrow says it
         write(table, path, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(parquet, "write_table", full)
         result = run("in", "out")
     assert result.exit_code == 1
-    assert "No space left on device. Finished parts are in out; the same command continues from there." in result.stderr
+    assert result.stderr == (
+        "Error: out/part-000002.parquet cannot be written: No space left on device. "
+        "Finished parts are in out; the same command continues from there.\n"
+    )
     assert len(result.stderr.strip().splitlines()) == 1
     assert len(contents(Path("out"))) == 3
     assert run("in", "out").exit_code == 0
@@ -303,6 +319,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         (["in", "out", "--epsilon", "-1"], "epsilon is -1"),
         (["in", "out", "--reference", "nowhere.npy"], "nowhere.npy does not exist"),
         (["in", "out", "--reference", "bad.npy"], "bad.npy holds no reference"),
+        (["in", "out", "--reference", "none.npy", "--points", "1"], "none.npy holds no reference"),
         (["in", "out", "--reference", "wide.npy"], "have 3 features, but the reference has 4"),
         (["in", "out", "--reference", "wide.npy", "--points", "2"], "has 5 points, but --points is 2"),
         (["in", "out", "--reference", "in"], "holds no parts"),
@@ -320,6 +337,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
 def test_mistakes_end_with_one_sentence_and_code_2(folder: Path, arguments: list[str], message: str) -> None:
     Path("bad.npy").write_text("no array")
     np.save("wide.npy", np.random.default_rng(0).standard_normal((5, 4)))
+    np.save("none.npy", np.zeros((1, 0)))
     Path("full").mkdir()
     Path("full/letter.txt").touch()
     Path("text.parquet").write_text("not a table")
@@ -379,12 +397,27 @@ class TestRay:
         killed = 0
         for _ in on_ray.run(job, job.source.parts, store):
             if not killed:
-                for process in psutil.process_iter(["cmdline"]):
-                    if "MapWorker" in " ".join(process.info["cmdline"] or []):
+                for process in psutil.Process().children(recursive=True):  # of this cluster, not of another one
+                    if "MapWorker" in " ".join(process.cmdline()):
                         process.kill()
                         killed += 1
         assert killed
         assert contents(Path("out")) == contents(Path("whole"))
+
+    def test_rows_that_kill_every_worker_end_the_run(self, folder: Path) -> None:
+        from flowpool.lab.bulk import on_ray
+
+        class Deadly(Job):
+            def pool(self, table: Any) -> Any:
+                if "g31" in table["name"].to_pylist():
+                    os._exit(1)  # as if the system had killed it for want of memory
+                return super().pool(table)
+
+        job, store = make_job(ParquetSource.of(folder), Settings(), Path("out").resolve())
+        with pytest.raises(OSError, match=r"^A worker died 4 times") as caught:
+            list(on_ray.run(Deadly(job.source, job.settings, job.reference), job.source.parts, store))
+        assert len(str(caught.value).splitlines()) == 1
+        assert [part.number for part in store.missing(job.source.parts)] == [4]
 
     def test_a_failing_worker_is_told_in_one_line(self, folder: Path) -> None:
         job, store = make_job(ParquetSource.of(folder), Settings(), Path("out").resolve())

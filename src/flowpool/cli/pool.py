@@ -61,6 +61,7 @@ def pool(
             check_npz(rows.schema, [nodes, masses or nodes])
         settings = Settings(nodes, masses, points, epsilon, divergence, reference, seed)
         job, store = make_job(rows, settings, output)
+        rows = job.source
         parts = store.missing(rows.parts)
         if done := rows.num_rows - sum(part.stop - part.start for part in parts):
             note(f"{done} of {rows.num_rows} graphs are in {store.folder} already.")

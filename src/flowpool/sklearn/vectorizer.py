@@ -251,23 +251,30 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         """Fits to the sets; what they were pooled to, if that was needed."""
         self.n_features_in_ = sets.members.shape[1]
         random = check_random_state(self.random_state)
-        masses = sets.masses / len(sets)  # every set counts the same, however large
-        mean = masses @ sets.members.astype(np.float64)
+        parts = list(
+            sets.parts(max(1, _ENTRIES_AT_ONCE // self.n_features_in_))
+        )  # of which one at a time is in float64
+        shares = [part.masses / len(sets) for part in parts]  # every set counts the same, however large
+        means = [share @ part.members.astype(np.float64) for share, part in zip(shares, parts, strict=True)]
+        mean = np.sum(means, axis=0)
+        self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(mean)
         if self.standardize:
-            deviation = np.sqrt(masses @ (sets.members - mean) ** 2)
+            squares = [share @ (part.members - mean) ** 2 for share, part in zip(shares, parts, strict=True)]
+            deviation = np.sqrt(np.sum(squares, axis=0))
             # Rounding leaves a little of a constant feature, which must not be blown up.
             constant = deviation <= 1e-12 * np.abs(mean)
             self.mean_, self.scale_ = mean, np.where(constant, 1.0, deviation)
-        else:
-            self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(mean)
         middle = (mean - self.mean_) / self.scale_
-        scaled = sets.with_members((sets.members - self.mean_) / self.scale_ - middle)
-        centres = scaled.sum(sets.masses[:, None] * scaled.members)  # (B, D)
-        total = masses @ (scaled.members**2).sum(1)
-        self.variance_ = max(float(total - (centres**2).sum(1).mean()), 0.0)
+        total = between = 0.0  # mean squares around the middle: of members, and of the centres of sets
+        for share, part in zip(shares, parts, strict=True):
+            members = self._scaled(part.members) - middle
+            total += float(share @ (members**2).sum(1))
+            between += float((part.sum(part.masses[:, None] * members) ** 2).sum()) / len(sets)
+        self.variance_ = max(total - between, 0.0)
         self.reference_: Any = None
         if self.by != "sliced":
-            reference = self._centres(scaled.members, masses, random, middle)
+            unit = math.sqrt(max(total, np.finfo(float).tiny)) if self.by == "flow" else 1.0
+            reference = self._centres(sets, np.concatenate(shares), random, middle) / unit
             self.reference_ = reference + (0 if self.by == "flow" else middle)
         if self.by in ("both", "sliced"):
             self.directions_ = _directions(self.n_features_in_, random)
@@ -296,11 +303,15 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             vectors[:, self._on_lines] *= self.balance_
         return vectors
 
+    def _scaled(self, members: Floats) -> Floats:
+        """Members in the units that were fitted, float64."""
+        scaled: Floats = (members - self.mean_) / self.scale_
+        return scaled
+
     def _centres(
-        self, members: Floats, masses: NDArray[np.float64], random: np.random.RandomState, middle: Floats
+        self, sets: Sets, masses: NDArray[np.float64], random: np.random.RandomState, middle: Floats
     ) -> NDArray[np.float64]:
-        """The reference around the mean of the training sets, ``(M, D)``; relative to their scale for the flow."""
-        unit = math.sqrt(max(float(masses @ (members**2).sum(1)), np.finfo(float).tiny)) if self.by == "flow" else 1.0
+        """The reference around the mean of the training sets, ``(M, D)``."""
         if not isinstance(self.reference, str):
             reference = check_array(self.reference, dtype=np.float64, input_name="reference")
             if reference.shape != (self.num_points, self.n_features_in_):
@@ -308,15 +319,14 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
                     f"reference has shape {reference.shape}; expected ({self.num_points}, {self.n_features_in_}), "
                     "num_points and the features of the sets."
                 )
-            given: NDArray[np.float64] = ((reference - self.mean_) / self.scale_ - middle) / unit
-            return given
+            return self._scaled(reference) - middle
         present = np.flatnonzero(masses > 0)
         if len(present) > _MEMBERS_FOR_KMEANS:
             present = random.choice(present, _MEMBERS_FOR_KMEANS, replace=False)
-        members, masses = members[present], masses[present]
+        members, masses = self._scaled(sets.members[present]) - middle, masses[present]
         kmeans = KMeans(_num_distinct(members, self.num_points), n_init=3, random_state=random)
         kmeans.fit(members, sample_weight=masses * len(masses))
-        centres: NDArray[np.float64] = kmeans.cluster_centers_ / unit
+        centres: NDArray[np.float64] = kmeans.cluster_centers_
         return centres
 
     def _pooled(self, sets: Sets) -> Floats:
@@ -332,7 +342,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         vectors = np.empty((len(sets), self._n_features_out), sets.members.dtype)
         first = 0
         for part in sets.parts(rows):
-            scaled = part.with_members((part.members - self.mean_) / self.scale_)  # float64
+            scaled = part.with_members(self._scaled(part.members))
             last = first + len(part)
             columns = pool(scaled)
             if self.size is not None:

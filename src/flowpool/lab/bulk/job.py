@@ -95,7 +95,7 @@ def make_job(source: Source, settings: Settings, output: Path) -> tuple[Job, Sto
     reference = store.reference
     if reference is None:
         reference = _fresh_reference(source, settings) if given is None else given
-    job = Job(source, settings, reference.double())
+    job = Job(source.cut_for(8 * reference.numel()), settings, reference.double())
     job.empty()  # raises if the columns do not fit
     store.begin(reference)
     return job, store
@@ -114,6 +114,8 @@ def load_reference(path: Path) -> Tensor:
         found: Any = np.load(path)  # refuses pickles
         values = found["reference"] if path.suffix == ".npz" else found
         reference = torch.from_numpy(np.asarray(values, np.float64))
+        if reference.numel() == 0:
+            raise ValueError
     except (ValueError, KeyError, EOFError, OSError):
         raise ValueError(
             f"{path} holds no reference; pass a .npy file of shape (points, features), or a table pooled earlier."

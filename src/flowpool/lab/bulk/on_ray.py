@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -23,11 +24,12 @@ from flowpool.lab.bulk.store import Store
 try:
     import ray
     import ray.data
-    from ray.exceptions import RayError
+    from ray.exceptions import RayActorError, RayError
 except ImportError as missing:
     raise ImportError("--on ray needs Ray: pip install 'flowpool[ray]'.") from missing
 
 _TOGETHER = 8  # parts that an actor takes at a time; rows before them in a large row group are read in vain
+_RETRIES = 3  # of parts whose worker died; Ray itself would go on for ever with one that kills every worker
 
 
 class PoolParts:
@@ -58,16 +60,20 @@ def cluster(address: str | None) -> Iterator[None]:
     """Ray, on the cluster at an address or on this machine alone; ended at the end unless it was there before."""
     ours = not ray.is_initialized()
     if ours:
-        _check_reachable(address)
+        # Left to itself, Ray would also join any cluster that somebody else has started on this machine.
+        place = address or os.environ.get("RAY_ADDRESS") or "local"
+        _check_reachable(place)
         # Ray's own account of its work would run through our progress bar.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        options = {} if address else {"include_dashboard": False}
+        options = {"include_dashboard": False} if place == "local" else {}
         try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            ray.init(place, log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:  # noqa: BLE001 - that is what Ray raises when it does not start in time
             reason = str(error).strip().split(". ")[0].rstrip(".")
-            failure = f"No Ray cluster was reached at {address}" if address else "Ray did not start on this machine"
+            failure = (
+                "Ray did not start on this machine" if place == "local" else f"No Ray cluster was reached at {place}"
+            )
             raise ConnectionError(f"{failure}: {reason}.") from None
     try:
         yield
@@ -76,17 +82,16 @@ def cluster(address: str | None) -> Iterator[None]:
             ray.shutdown()
 
 
-def _check_reachable(address: str | None) -> None:
+def _check_reachable(address: str) -> None:
     """Ray itself would try for minutes."""
-    # Where no address is given, or "auto", Ray takes that of the environment.
-    place = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else address
-    host, _, port = (place or "").rpartition("://")[2].rpartition(":")
+    place = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = place.rpartition("://")[2].rpartition(":")
     if not port.isdecimal():
         return
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
-        raise ConnectionError(f"No Ray cluster was reached at {address or place}: {error}.") from None
+        raise ConnectionError(f"No Ray cluster was reached at {address}: {error}.") from None
 
 
 def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:
@@ -96,19 +101,24 @@ def run(job: Job, parts: Sequence[Part], store: Store) -> Iterator[int]:
     tasks = [pa.table({"part": [part.number for part in run]}) for run in runs(parts, together)]
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    done = ray.data.from_arrow(tasks).map_batches(
-        PoolParts,
-        fn_constructor_args=(job, store),
-        batch_format="pyarrow",
-        batch_size=None,
-        num_cpus=1,
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(tasks))),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray 2.60 means to drop its only way to limit retries
+        done = ray.data.from_arrow(tasks).map_batches(
+            PoolParts,
+            fn_constructor_args=(job, store),
+            batch_format="pyarrow",
+            batch_size=None,
+            num_cpus=1,
+            ray_remote_args_fn=lambda: {"max_task_retries": _RETRIES},
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(tasks))),
+        )
     try:
         for results in done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
             for result in results.to_pylist():
                 if result["failure"] is not None:
                     raise OSError(f"A worker failed: {result['failure']}")
                 yield result["rows"]
+    except RayActorError:
+        raise OSError(f"A worker died {_RETRIES + 1} times over the same parts, perhaps for want of memory.") from None
     except RayError as error:
         raise OSError(f"The Ray cluster failed: {str(error).strip().splitlines()[0]}") from None

@@ -6,10 +6,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -17,7 +17,7 @@ from pyarrow import parquet
 from flowpool.lab.datasets import GraphDataset
 
 _MOST_ROWS = 16384  # of a part: what is lost when a run is killed, and what one write costs, are both small
-_MOST_BYTES = 2**26  # of the rows of a part, unless one row is larger
+_MOST_BYTES = 2**26  # of the rows of a part, read or pooled, unless one row is larger
 _AT_ONCE = 2048  # rows that are in memory at a time
 _BUFFER = 2**20  # bytes of a file that are read ahead, of each column
 
@@ -75,6 +75,10 @@ class Source(ABC):
             for start in range(0, count, step)
         ]
         return tuple(Part(number, *found) for number, found in enumerate(ranges))
+
+    def cut_for(self, size: int) -> Self:
+        """The same rows in smaller parts, if each is pooled to so many bytes that a part of the result would be large."""
+        return replace(self, rows_per_part=min(self.rows_per_part, max(1, _MOST_BYTES // size)))
 
     def column(self, name: str) -> Iterator[pa.RecordBatch]:
         """One column of all rows."""

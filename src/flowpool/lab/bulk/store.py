@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +46,10 @@ class Store:
 
     def begin(self, reference: Tensor) -> None:
         """Makes the folder, with a record of what its parts are."""
-        self.folder.mkdir(exist_ok=True)
         record = {"asked": self.identity, "reference": reference.double().tolist()}
-        write_atomically(self.folder / _RECORD, json.dumps(record, indent=1).encode())
+        with _told(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            write_atomically(self.folder / _RECORD, json.dumps(record, indent=1).encode())
 
     def path(self, part: Part) -> Path:
         return self.folder / f"part-{part.number:06}.parquet"
@@ -57,7 +60,8 @@ class Store:
         return [part for part in parts if self.path(part).name not in there]
 
     def save(self, part: Part, table: pa.Table) -> None:
-        fill_atomically(self.path(part), lambda path: parquet.write_table(table, path, compression="zstd"))
+        with _told(self.path(part)):
+            fill_atomically(self.path(part), lambda path: parquet.write_table(table, path, compression="zstd"))
 
     def statuses(self, parts: Sequence[Part]) -> Counter[str]:
         """How many rows have which status."""
@@ -80,7 +84,8 @@ class Store:
             return
         paths = [self.path(part) for part in parts]
         write = _write_npz if self.output.suffix == ".npz" else _write_parquet
-        fill_atomically(self.output, lambda path: write(path, paths, empty))
+        with _told(self.output):
+            fill_atomically(self.output, lambda path: write(path, paths, empty))
         shutil.rmtree(self.folder)
 
     def _refuse_others(self) -> None:
@@ -119,6 +124,17 @@ class Store:
         except (ValueError, KeyError, TypeError):
             pass
         raise ValueError(f"{path} is not a record of flowpool pool; name another output.")
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Says in words what the system says by number, and where: a full disk, a folder that is not ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(f"{path} cannot be written: {os.strerror(error.errno)}.") from None
 
 
 def check_npz(schema: pa.Schema, left_out: Sequence[str]) -> None:

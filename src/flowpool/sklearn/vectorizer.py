@@ -251,23 +251,24 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         """Fits to the sets; what they were pooled to, if that was needed."""
         self.n_features_in_ = sets.members.shape[1]
         random = check_random_state(self.random_state)
-        masses = sets.masses / len(sets)  # every set counts the same, however large
-        mean = masses @ sets.members.astype(np.float64)
+        # In parts, for the memory of large data. Every set counts the same, however large.
+        parts = list(sets.parts(max(1, _ENTRIES_AT_ONCE // self.n_features_in_)))
+        mean = sum(part.masses @ part.members.astype(np.float64) for part in parts) / len(sets)
         if self.standardize:
-            deviation = np.sqrt(masses @ (sets.members - mean) ** 2)
+            deviation = np.sqrt(sum(part.masses @ (part.members - mean) ** 2 for part in parts) / len(sets))
             # Rounding leaves a little of a constant feature, which must not be blown up.
             constant = deviation <= 1e-12 * np.abs(mean)
             self.mean_, self.scale_ = mean, np.where(constant, 1.0, deviation)
         else:
             self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(mean)
         middle = (mean - self.mean_) / self.scale_
-        scaled = sets.with_members((sets.members - self.mean_) / self.scale_ - middle)
-        centres = scaled.sum(sets.masses[:, None] * scaled.members)  # (B, D)
-        total = masses @ (scaled.members**2).sum(1)
-        self.variance_ = max(float(total - (centres**2).sum(1).mean()), 0.0)
+        squares = np.array([_mean_squares(part, (part.members - self.mean_) / self.scale_ - middle) for part in parts])
+        total, inside = squares.sum(0) / len(sets)
+        self.variance_ = max(float(inside), 0.0)
         self.reference_: Any = None
         if self.by != "sliced":
-            reference = self._centres(scaled.members, masses, random, middle)
+            unit = math.sqrt(max(float(total), np.finfo(float).tiny)) if self.by == "flow" else 1.0
+            reference = self._centres(sets, random, middle, unit)
             self.reference_ = reference + (0 if self.by == "flow" else middle)
         if self.by in ("both", "sliced"):
             self.directions_ = _directions(self.n_features_in_, random)
@@ -296,11 +297,8 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             vectors[:, self._on_lines] *= self.balance_
         return vectors
 
-    def _centres(
-        self, members: Floats, masses: NDArray[np.float64], random: np.random.RandomState, middle: Floats
-    ) -> NDArray[np.float64]:
-        """The reference around the mean of the training sets, ``(M, D)``; relative to their scale for the flow."""
-        unit = math.sqrt(max(float(masses @ (members**2).sum(1)), np.finfo(float).tiny)) if self.by == "flow" else 1.0
+    def _centres(self, sets: Sets, random: np.random.RandomState, middle: Floats, unit: float) -> NDArray[np.float64]:
+        """The reference around the middle of the training sets, ``(M, D)``, in a unit of length."""
         if not isinstance(self.reference, str):
             reference = check_array(self.reference, dtype=np.float64, input_name="reference")
             if reference.shape != (self.num_points, self.n_features_in_):
@@ -310,12 +308,13 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
                 )
             given: NDArray[np.float64] = ((reference - self.mean_) / self.scale_ - middle) / unit
             return given
+        masses = sets.masses / len(sets)
         present = np.flatnonzero(masses > 0)
         if len(present) > _MEMBERS_FOR_KMEANS:
             present = random.choice(present, _MEMBERS_FOR_KMEANS, replace=False)
-        members, masses = members[present], masses[present]
+        members = (sets.members[present] - self.mean_) / self.scale_ - middle
         kmeans = KMeans(_num_distinct(members, self.num_points), n_init=3, random_state=random)
-        kmeans.fit(members, sample_weight=masses * len(masses))
+        kmeans.fit(members, sample_weight=masses[present] * len(present))
         centres: NDArray[np.float64] = kmeans.cluster_centers_ / unit
         return centres
 
@@ -399,6 +398,13 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         # The mean over random directions of a squared projection is a D-th of the squared length.
         unit = math.sqrt(len(self.mean_) / (NUM_SLICES * self.num_points))
         return unit * points, unit * np.sqrt(variances)
+
+
+def _mean_squares(sets: Sets, members: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean squares of scaled members around zero and around the mean of their set, summed over the sets."""
+    total = float(sets.masses @ (members**2).sum(1))
+    centres = sets.sum(sets.masses[:, None] * members)  # (B, D)
+    return total, total - float((centres**2).sum())
 
 
 def _directions(dim: int, random: np.random.RandomState) -> NDArray[np.float64]:

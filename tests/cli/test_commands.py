@@ -198,6 +198,7 @@ def test_folders_are_named_by_configuration() -> None:
         (["pool", "MUTAG", "out.npz", "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
         ([*SHORT, "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
         (["kept", "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
+        (["kept", "MUTAG", "--between", "--count", "12"], "of a class, and the kernel's accuracy needs 10 of each"),
         ([*SHORT, "--pools", "sum", "--epsilon", "0.5"], "epsilon would have no effect"),
         ([*SHORT, "--step-size", "2"], "step size is 2.0"),
         (["figures", "nothing"], "There is no figure 'nothing'"),

@@ -253,9 +253,11 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         random = check_random_state(self.random_state)
         # In parts, for the memory of large data. Every set counts the same, however large.
         parts = list(sets.parts(max(1, _ENTRIES_AT_ONCE // self.n_features_in_)))
-        mean = sum(part.masses @ part.members.astype(np.float64) for part in parts) / len(sets)
+        mean = np.sum([part.masses @ part.members.astype(np.float64) for part in parts], axis=0) / len(sets)
         if self.standardize:
-            deviation = np.sqrt(sum(part.masses @ (part.members - mean) ** 2 for part in parts) / len(sets))
+            deviation = np.sqrt(
+                np.sum([part.masses @ (part.members - mean) ** 2 for part in parts], axis=0) / len(sets)
+            )
             # Rounding leaves a little of a constant feature, which must not be blown up.
             constant = deviation <= 1e-12 * np.abs(mean)
             self.mean_, self.scale_ = mean, np.where(constant, 1.0, deviation)

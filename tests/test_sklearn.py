@@ -340,6 +340,34 @@ def test_temporary_memory_is_bounded(monkeypatch):
     assert sum(len(part) for part in parts) == len(sets)
 
 
+@pytest.mark.parametrize("standardize", [False, True])
+def test_fitting_needs_less_memory_than_the_sets(monkeypatch, standardize):
+    stacked = np.random.default_rng(0).normal(size=(60_000, 20))
+    offsets = np.arange(0, 60_001, 20)
+    monkeypatch.setattr("flowpool.sklearn.vectorizer._ENTRIES_AT_ONCE", 2**14)
+    monkeypatch.setattr("flowpool.sklearn.vectorizer._MEMBERS_FOR_KMEANS", 500)
+    vectorizer = FlowVectorizer(2, by="step", random_state=0, standardize=standardize)
+    vectorizer.fit(stacked[:400], offsets=offsets[:21])  # whatever is loaded once
+    tracemalloc.start()
+    vectorizer.fit(stacked, offsets=offsets)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < stacked.nbytes
+    centred = (stacked - stacked.mean(0)) / (stacked.std(0) if standardize else 1)
+    within = centred.reshape(-1, 20, 20).var(axis=1).sum(axis=1).mean()
+    assert vectorizer.variance_ == pytest.approx(within, rel=1e-12)
+
+
+def test_propagation_needs_little_more_memory_than_its_sets():
+    features = np.random.default_rng(0).normal(size=(40_000, 5)).astype(np.float32)
+    edges = np.stack([np.arange(39_999), np.arange(1, 40_000)])
+    tracemalloc.start()
+    (found,) = Propagate(8).fit_transform([(features, edges)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * found.nbytes
+
+
 @pytest.mark.parametrize("by", WAYS)
 def test_single_precision_stays_single(by):
     sets = draw(6)

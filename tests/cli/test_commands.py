@@ -13,6 +13,8 @@ from flowpool.cli.app import app
 from flowpool.cli.terminal import make_table, show
 from flowpool.lab import evaluate as lab_evaluate
 from flowpool.lab import speed
+from flowpool.lab.datasets import repeat_splits
+from flowpool.lab.datasets.splits import write_splits
 from flowpool.lab.evaluate import load_graphs
 from flowpool.lab.results import Task
 from flowpool.lab.speed import Measurement, TrainedRow
@@ -82,6 +84,47 @@ def test_a_preset_holds_for_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -
     grid = run(*given[:-1], "g", "--protocol", "errica")
     assert grid.exit_code == 0, grid.output
     assert "strong preset, backbone gin of 2 or 3 or 5 layers, d=32 or 64" in Path("g/report.html").read_text()
+
+
+@pytest.mark.parametrize("protocol", ["paper", "frozen"])
+def test_the_folds_are_named_and_can_be_fewer(protocol: str, tmp_path: Path) -> None:
+    given = [
+        "evaluate",
+        "MUTAG",
+        "--protocol",
+        protocol,
+        "--pools",
+        "mean",
+        "--jobs",
+        "1",
+        "--folds",
+        "2",
+        "--out",
+        "r",
+    ]
+    given += ["--max-epochs", "1"] if protocol == "paper" else []
+    (tmp_path / "splits").mkdir()
+    result = run(*given)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in Path("r/mean").glob("*.json")) == [
+        "repeat-0-fold-0.json",
+        "repeat-0-fold-1.json",
+    ]
+    expected = "the first 2 of 10 folds, packaged, drawn with seed 0"
+    assert f"MUTAG: {expected}.\n" in result.stderr
+    assert expected in " ".join(result.stdout.split())
+    assert expected in Path("r/report.html").read_text()
+    assert json.loads(run(*given, "--json").stdout)["folds"] == expected
+    labels = load_graphs("MUTAG", None).labels
+    Path("splits/MUTAG_splits.json").write_text(write_splits(repeat_splits(labels, 3)))
+    other = run(*given, "--repeats", "3", "--data", str(tmp_path), "--out", "s")
+    assert (
+        "folds, read from MUTAG_splits.json, not a published file; repeats 1 to 2 drawn with these seeds"
+        in other.stderr
+    )
+    wrong = run(*given, "--folds", "11")
+    assert wrong.exit_code != 0
+    assert "11 folds; MUTAG has 10" in wrong.stderr
 
 
 def test_json_has_the_numbers_of_the_table_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +198,7 @@ def test_folders_are_named_by_configuration() -> None:
         (["pool", "MUTAG", "out.npz", "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
         ([*SHORT, "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
         (["kept", "--points", "2000000000"], "2,000,000,000 points; pass a number from 1 to"),
+        (["kept", "MUTAG", "--between", "--count", "12"], "of a class, and the kernel's accuracy needs 10 of each"),
         ([*SHORT, "--pools", "sum", "--epsilon", "0.5"], "epsilon would have no effect"),
         ([*SHORT, "--step-size", "2"], "step size is 2.0"),
         (["figures", "nothing"], "There is no figure 'nothing'"),

@@ -70,6 +70,9 @@ def evaluate(
         ),
     ] = "plain",
     repeats: Annotated[int, typer.Option(help="How often the ten folds are run, each time on new splits.")] = 1,
+    folds: Annotated[
+        int | None, typer.Option(help="Run the first so many folds of each repeat only.", show_default="all")
+    ] = None,
     backbone: Annotated[
         Backbone | None,
         typer.Option(help="Network before the pool.", show_default="sgc; strong: gin", rich_help_panel=_MODEL),
@@ -200,14 +203,15 @@ def evaluate(
 ) -> None:
     """Compare pools fairly: the same folds, model, seeds and stopping rule for each.
 
-    Every finished fold is saved. If the command is killed, run it again: it continues where it stopped.
+    Every finished fold is saved. If the command is killed, run it again: it continues where it stopped. Folds are the published
+    ones of Errica et al. (2020) if splits/ in the data folder or beside it has them, else packaged ones, else drawn.
     """
     with plain_errors():
         workers = jobs if jobs is not None else num_cores()
         if workers < 1:
             raise ValueError(f"--jobs is {workers}; at least 1 is needed.")
     if protocol == "frozen":
-        evaluate_frozen(context, dataset, pools, repeats, points, seed, workers, out, data, as_json)
+        evaluate_frozen(context, dataset, pools, repeats, folds, points, seed, workers, out, data, as_json)
         return
     with plain_errors():
         from flowpool.lab import evaluate as lab
@@ -245,11 +249,12 @@ def evaluate(
             ),
         )
         chosen = lab.chosen_pools(pools)
-        tasks = lab.make_tasks(configuration, chosen, repeats)
+        tasks = lab.make_tasks(configuration, chosen, repeats, folds)
         identity = configuration.identity()
         folder = out or Path("runs") / lab.folder_name(identity)
         store = Store(folder, identity)
         done = len(store.load_all(tasks))
+        note(f"{dataset}: {lab.origin_of_folds(configuration, tasks)}.")
     run_folds(dataset, lab.evaluate(configuration, tasks, store, jobs=workers), len(tasks), done, folder)
     with plain_errors():
         from flowpool.lab.report import conclude, describe, verdict
@@ -261,7 +266,7 @@ def evaluate(
         if as_json:
             print_json(concluded.as_data())
         else:
-            show(_table(rows, first, f"{dataset}: {describe(identity)}"))
+            show(_table(rows, first, f"{dataset}: {describe(identity)}; {concluded.folds}"))
             typer.echo(verdict(rows, first, identity))
         for row in rows:
             if warned := [result for result in row.results if result.warnings]:

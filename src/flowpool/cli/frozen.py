@@ -56,6 +56,7 @@ def evaluate_frozen(
     dataset: str,
     pools: str,
     repeats: int,
+    folds: int | None,
     points: int | None,
     seed: int,
     workers: int,
@@ -66,7 +67,7 @@ def evaluate_frozen(
     """Compares embeddings and kernels by a support vector machine; arguments as in ``flowpool evaluate``."""
     with plain_errors():
         from flowpool.lab import frozen
-        from flowpool.lab.evaluate import folder_name
+        from flowpool.lab.evaluate import folder_name, origin_of_folds
 
         if given := [name for name in _OF_TRAINING if _is_given(context, name)]:
             option = given[0].replace("_", "-")
@@ -76,11 +77,12 @@ def evaluate_frozen(
         num_points = _POINTS if points is None else points
         configuration = frozen.Frozen(dataset, None if data is None else str(data), num_points, seed=seed)
         chosen = frozen.chosen_methods(pools)
-        tasks = frozen.make_tasks(configuration, chosen, repeats)
+        tasks = frozen.make_tasks(configuration, chosen, repeats, folds)
         identity = configuration.identity()
         folder = out or Path("runs") / folder_name(identity | {"backbone": "frozen"})
         store = frozen.FrozenStore(folder, identity)
         done = len(store.load_all(tasks))
+        note(f"{dataset}: {origin_of_folds(configuration, tasks)}.")
     run_folds(dataset, frozen.evaluate(configuration, tasks, store, jobs=workers), len(tasks), done, folder)
     with plain_errors():
         if not store.load_all(tasks):
@@ -108,7 +110,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _table(concluded: Conclusion, dataset: str) -> Table:
     from flowpool.lab.frozen.summary import cells, describe, heads
 
-    title = f"{dataset}: {describe(concluded.configuration)}"
+    title = f"{dataset}: {describe(concluded.configuration)}; {concluded.folds}"
     table = make_table(*heads(concluded.reference), title=title, caption=CAPTION)
     for row in concluded.rows:
         table.add_row(*cells(row))

@@ -33,6 +33,7 @@ from flowpool.sklearn.sets import Sets, read_sets
 Floats = NDArray[np.float64]
 
 POINTS = (2, 4, 8, 16)
+NUM_FOLDS = 10
 NUM_NEIGHBOURS = 5
 EXACT = "all nodes"
 _ROUNDS = 2
@@ -81,6 +82,11 @@ def between_table(
     """
     if count is not None and count < len(graphs):
         graphs = subset(graphs, np.sort(np.random.default_rng(seed).permutation(len(graphs))[:count]))
+    if (fewest := int(graphs.labels.bincount().min())) < NUM_FOLDS:
+        raise ValueError(
+            f"{len(graphs)} graphs of {graphs.name} have {fewest} of a class, and the kernel's accuracy needs {NUM_FOLDS} "
+            "of each, one for each fold. Take more graphs."
+        )
     clouds = Propagate(_ROUNDS if graphs.edge_index.shape[1] else 0).fit_transform(list(graphs))
     sets, labels = read_sets(clouds, weights_of(graphs)), graphs.labels.numpy()
     exact = _distances(sets.arrays(), _weights(sets))
@@ -105,12 +111,12 @@ def compare(exact: Floats, found: Floats) -> tuple[float, float, float]:
 
 
 def kernel_accuracy(distances: Floats, labels: NDArray[np.int64], seed: int) -> float:
-    """Mean accuracy over 10 folds."""
+    """Mean accuracy over the folds."""
     scaled = distances / np.median(squareform(distances, checks=False))
     kernels = [np.exp(-gamma * scaled) for gamma in _GAMMAS]
     inner = StratifiedKFold(3, shuffle=True, random_state=seed)
     scores = []
-    for train, test in StratifiedKFold(10, shuffle=True, random_state=seed).split(labels, labels):
+    for train, test in StratifiedKFold(NUM_FOLDS, shuffle=True, random_state=seed).split(labels, labels):
         searches = [
             GridSearchCV(SVC(kernel="precomputed"), {"C": _PENALTIES}, cv=inner).fit(
                 kernel[np.ix_(train, train)], labels[train]

@@ -22,8 +22,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +34,7 @@ from flowpool.lab.datasets import (
     load_dataset,
     load_splits,
     make_shapes,
+    origin_of_splits,
     repeat_splits,
     require_equal_masses,
 )
@@ -46,6 +46,15 @@ from flowpool.lab.results import Candidate, Failure, Kind, Result, ResultFolder,
 from flowpool.lab.training import Schedule, StopOn, Trained, train
 
 SHAPES = "SHAPES"  # the one dataset that is made, not read
+
+
+class Sourced(Protocol):
+    """A configuration of any protocol, as far as it says where graphs and folds are."""
+
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def data(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -237,15 +246,25 @@ def folder_name(identity: dict[str, Any]) -> str:
     return f"{identity['dataset']}-{identity['backbone']}-{digest[:10]}"
 
 
-def make_tasks(configuration: Configuration, pools: Sequence[str], repeats: int) -> list[Task]:
-    """All folds of all pools, fold by fold, so that a table of what is done so far is fair."""
+def make_tasks(
+    configuration: Configuration, pools: Sequence[str], repeats: int, num_folds: int | None = None
+) -> list[Task]:
+    """All folds of all pools, or the first so many; fold by fold, so that a table of what is done so far is fair."""
     check_names(pools, POOLS, repeats)
     require_equal_masses(load_graphs(configuration.dataset, configuration.data))
     changed = configuration.flow.changed()
     if changed and not any(pool_class(pool).has_flow_settings for pool in pools):
         raise ValueError(f"None of these pools runs the flow, so that {next(iter(changed))} would have no effect.")
-    num_folds = len(folds_of(configuration.dataset, configuration.data, 0))
-    return [Task(pool, *where) for where in itertools.product(range(repeats), range(num_folds)) for pool in pools]
+    return tasks_of(configuration, pools, repeats, num_folds)
+
+
+def tasks_of(configuration: Sourced, pools: Sequence[str], repeats: int, num_folds: int | None) -> list[Task]:
+    """The tasks of a configuration of any protocol; ``num_folds`` None: all."""
+    total = len(folds_of(configuration.dataset, configuration.data, 0))
+    if num_folds is not None and not 1 <= num_folds <= total:
+        raise ValueError(f"{num_folds} folds; {configuration.dataset} has {total}, pass a number from 1 to that.")
+    places = itertools.product(range(repeats), range(num_folds or total))
+    return [Task(pool, *where) for where in places for pool in pools]
 
 
 def check_names(pools: Sequence[str], known: Collection[str], repeats: int) -> None:
@@ -375,10 +394,17 @@ def load_graphs(name: str, data: str | None) -> GraphDataset:
 def folds_of(name: str, data: str | None, repeat: int) -> tuple[Fold, ...]:
     """The folds of a repeat: the published or packaged ones first, then seeded ones."""
     labels = load_graphs(name, data).labels
-    if repeat == 0:
-        folder = None if data is not None and not Path(data).is_dir() else data
-        return load_splits(name, labels, data=folder)
-    return repeat_splits(labels, repeat)
+    return load_splits(name, labels, data=data) if repeat == 0 else repeat_splits(labels, repeat)
+
+
+def origin_of_folds(configuration: Sourced, tasks: Sequence[Task]) -> str:
+    """Which folds these tasks are about, for the reader of a result."""
+    origin = origin_of_splits(configuration.dataset, data=configuration.data)
+    folds, repeats = {task.fold for task in tasks}, max(task.repeat for task in tasks)
+    total = len(folds_of(configuration.dataset, configuration.data, 0))
+    count = f"{total}" if len(folds) == total else f"the first {len(folds)} of {total}"
+    again = "; repeat 1 drawn with seed 1" if repeats == 1 else f"; repeats 1 to {repeats} drawn with these seeds"
+    return f"{count} folds, {origin}{again if repeats else ''}"
 
 
 def _prepared(configuration: Configuration) -> GraphDataset:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from flowpool.lab import plots
 from flowpool.lab.comparison import Row, compare, count, percent, points, reference_pool
-from flowpool.lab.evaluate import Configuration
+from flowpool.lab.evaluate import Configuration, origin_of_folds
 from flowpool.lab.files import write_atomically
 from flowpool.lab.pools import FlowSettings
 from flowpool.lab.results import Failure, Store, Task
@@ -48,6 +48,7 @@ class Conclusion:
         rows: one per pool, see `flowpool.lab.comparison.compare`.
         reference: the pool that the others are compared with.
         configuration: ``Configuration.identity()``.
+        folds: which ones, and where they come from.
         path: the report that was written.
         failures: folds that raised.
     """
@@ -55,6 +56,7 @@ class Conclusion:
     rows: list[Row]
     reference: str
     configuration: dict[str, Any]
+    folds: str
     path: Path
     failures: list[Failure]
 
@@ -62,6 +64,7 @@ class Conclusion:
         """Plain data, for JSON."""
         return {
             "configuration": self.configuration,
+            "folds": self.folds,
             "reference": self.reference,
             "pools": [row.as_data() for row in self.rows],
             "failures": [asdict(failure) for failure in self.failures],
@@ -75,13 +78,17 @@ def conclude(configuration: Configuration, store: Store, tasks: Sequence[Task]) 
     reference, identity = reference_pool(pools), configuration.identity()
     failures = store.load_failures(tasks)
     rows = compare(store.load_all(tasks), pools, reference, as_in_paper=configuration.is_as_in_paper, failures=failures)
-    path = store.folder / "report.html"
-    write_atomically(path, html_report(rows, reference, identity, failures).encode())
-    return Conclusion(rows, reference, identity, path, failures)
+    path, folds = store.folder / "report.html", origin_of_folds(configuration, tasks)
+    write_atomically(path, html_report(rows, reference, identity, folds, failures).encode())
+    return Conclusion(rows, reference, identity, folds, path, failures)
 
 
 def html_report(
-    rows: Sequence[Row], reference: str, configuration: Mapping[str, Any], failures: Sequence[Failure] = ()
+    rows: Sequence[Row],
+    reference: str,
+    configuration: Mapping[str, Any],
+    folds: str,
+    failures: Sequence[Failure] = (),
 ) -> str:
     """The page.
 
@@ -89,6 +96,7 @@ def html_report(
         rows: at least one, see `flowpool.lab.comparison.compare`.
         reference: the pool that the others are compared with.
         configuration: plain data, shown as it is; ``Configuration.identity()``.
+        folds: which ones, and where they come from.
         failures: folds that raised.
     """
     pictures = [
@@ -111,7 +119,7 @@ def html_report(
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>Pooling on {name}</title><style>{STYLE}</style></head><body>",
-        f"<h1>Pooling on {name}</h1><p class='lead'>{escape(describe(configuration))}</p>",
+        f"<h1>Pooling on {name}</h1><p class='lead'>{escape(describe(configuration))}; {escape(folds)}</p>",
         f"<p>{escape(verdict(rows, reference, configuration))}</p>",
         _table(rows, reference),
         _failures(failures),

@@ -115,11 +115,12 @@ class Propagate(TransformerMixin, BaseEstimator):
         degrees = np.asarray(graphs.neighbours.sum(axis=1)).ravel()  # (N,)
         alone = (degrees == 0)[:, None]
         averages = sparse.diags_array(1 / np.maximum(degrees, 1)) @ graphs.neighbours
-        rounds = [values]
-        for _ in range(self.rounds):
+        width = values.shape[1]
+        joined = np.empty((len(values), (self.rounds + 1) * width), start.dtype)  # (N, (H + 1) * D)
+        joined[:, :width] = values
+        for number in range(1, self.rounds + 1):
             values = np.where(alone, values, (values + averages @ values) / 2)
-            rounds.append(values)
-        joined = np.concatenate(rounds, axis=1).astype(start.dtype)
+            joined[:, number * width : (number + 1) * width] = values
         return Sets(joined, graphs.ptr).arrays()
 
 

@@ -251,30 +251,26 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         """Fits to the sets; what they were pooled to, if that was needed."""
         self.n_features_in_ = sets.members.shape[1]
         random = check_random_state(self.random_state)
-        parts = list(
-            sets.parts(max(1, _ENTRIES_AT_ONCE // self.n_features_in_))
-        )  # of which one at a time is in float64
-        shares = [part.masses / len(sets) for part in parts]  # every set counts the same, however large
-        means = [share @ part.members.astype(np.float64) for share, part in zip(shares, parts, strict=True)]
-        mean = np.sum(means, axis=0)
-        self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(mean)
+        # In parts, for the memory of large data. Every set counts the same, however large.
+        parts = list(sets.parts(max(1, _ENTRIES_AT_ONCE // self.n_features_in_)))
+        mean = np.sum([part.masses @ part.members.astype(np.float64) for part in parts], axis=0) / len(sets)
         if self.standardize:
-            squares = [share @ (part.members - mean) ** 2 for share, part in zip(shares, parts, strict=True)]
-            deviation = np.sqrt(np.sum(squares, axis=0))
+            deviation = np.sqrt(
+                np.sum([part.masses @ (part.members - mean) ** 2 for part in parts], axis=0) / len(sets)
+            )
             # Rounding leaves a little of a constant feature, which must not be blown up.
             constant = deviation <= 1e-12 * np.abs(mean)
             self.mean_, self.scale_ = mean, np.where(constant, 1.0, deviation)
+        else:
+            self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(mean)
         middle = (mean - self.mean_) / self.scale_
-        total = between = 0.0  # mean squares around the middle: of members, and of the centres of sets
-        for share, part in zip(shares, parts, strict=True):
-            members = self._scaled(part.members) - middle
-            total += float(share @ (members**2).sum(1))
-            between += float((part.sum(part.masses[:, None] * members) ** 2).sum()) / len(sets)
-        self.variance_ = max(total - between, 0.0)
+        squares = np.array([_mean_squares(part, (part.members - self.mean_) / self.scale_ - middle) for part in parts])
+        total, inside = squares.sum(0) / len(sets)
+        self.variance_ = max(float(inside), 0.0)
         self.reference_: Any = None
         if self.by != "sliced":
-            unit = math.sqrt(max(total, np.finfo(float).tiny)) if self.by == "flow" else 1.0
-            reference = self._centres(sets, np.concatenate(shares), random, middle) / unit
+            unit = math.sqrt(max(float(total), np.finfo(float).tiny)) if self.by == "flow" else 1.0
+            reference = self._centres(sets, random, middle, unit)
             self.reference_ = reference + (0 if self.by == "flow" else middle)
         if self.by in ("both", "sliced"):
             self.directions_ = _directions(self.n_features_in_, random)
@@ -303,15 +299,8 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             vectors[:, self._on_lines] *= self.balance_
         return vectors
 
-    def _scaled(self, members: Floats) -> Floats:
-        """Members in the units that were fitted, float64."""
-        scaled: Floats = (members - self.mean_) / self.scale_
-        return scaled
-
-    def _centres(
-        self, sets: Sets, masses: NDArray[np.float64], random: np.random.RandomState, middle: Floats
-    ) -> NDArray[np.float64]:
-        """The reference around the mean of the training sets, ``(M, D)``."""
+    def _centres(self, sets: Sets, random: np.random.RandomState, middle: Floats, unit: float) -> NDArray[np.float64]:
+        """The reference around the middle of the training sets, ``(M, D)``, in a unit of length."""
         if not isinstance(self.reference, str):
             reference = check_array(self.reference, dtype=np.float64, input_name="reference")
             if reference.shape != (self.num_points, self.n_features_in_):
@@ -319,14 +308,16 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
                     f"reference has shape {reference.shape}; expected ({self.num_points}, {self.n_features_in_}), "
                     "num_points and the features of the sets."
                 )
-            return self._scaled(reference) - middle
+            given: NDArray[np.float64] = ((reference - self.mean_) / self.scale_ - middle) / unit
+            return given
+        masses = sets.masses / len(sets)
         present = np.flatnonzero(masses > 0)
         if len(present) > _MEMBERS_FOR_KMEANS:
             present = random.choice(present, _MEMBERS_FOR_KMEANS, replace=False)
-        members, masses = self._scaled(sets.members[present]) - middle, masses[present]
+        members = (sets.members[present] - self.mean_) / self.scale_ - middle
         kmeans = KMeans(_num_distinct(members, self.num_points), n_init=3, random_state=random)
-        kmeans.fit(members, sample_weight=masses * len(masses))
-        centres: NDArray[np.float64] = kmeans.cluster_centers_
+        kmeans.fit(members, sample_weight=masses[present] * len(present))
+        centres: NDArray[np.float64] = kmeans.cluster_centers_ / unit
         return centres
 
     def _pooled(self, sets: Sets) -> Floats:
@@ -342,7 +333,7 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         vectors = np.empty((len(sets), self._n_features_out), sets.members.dtype)
         first = 0
         for part in sets.parts(rows):
-            scaled = part.with_members(self._scaled(part.members))
+            scaled = part.with_members((part.members - self.mean_) / self.scale_)  # float64
             last = first + len(part)
             columns = pool(scaled)
             if self.size is not None:
@@ -409,6 +400,13 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         # The mean over random directions of a squared projection is a D-th of the squared length.
         unit = math.sqrt(len(self.mean_) / (NUM_SLICES * self.num_points))
         return unit * points, unit * np.sqrt(variances)
+
+
+def _mean_squares(sets: Sets, members: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean squares of scaled members around zero and around the mean of their set, summed over the sets."""
+    total = float(sets.masses @ (members**2).sum(1))
+    centres = sets.sum(sets.masses[:, None] * members)  # (B, D)
+    return total, total - float((centres**2).sum())
 
 
 def _directions(dim: int, random: np.random.RandomState) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from flowpool.lab.datasets.splits import (
     Fold,
     check_splits,
     load_splits,
+    origin_of_splits,
     read_splits,
     repeat_splits,
     write_splits,
@@ -122,6 +123,38 @@ def test_files_of_the_data_folder_come_first(tmp_path: Path, monkeypatch: pytest
     assert equal(load_splits("MUTAG"), degree)
     assert equal(load_splits("MUTAG", node_features="constant"), other)
     assert not equal(other, degree)
+
+
+def test_files_beside_the_data_folder_are_found_and_named(tmp_path: Path) -> None:
+    labels = torch.arange(60) % 3
+    (tmp_path / "tu").mkdir()
+    archive = tmp_path / "tu" / "MINE.zip"
+    archive.touch()
+    for data in (tmp_path / "tu", archive):
+        assert origin_of_splits("MINE", data=data).startswith("drawn with seed 0, for want of splits/MINE_splits.json")
+        assert origin_of_splits("MUTAG", data=data) == "packaged, drawn with seed 0"
+    (tmp_path / "splits").mkdir()
+    beside = repeat_splits(labels, 5)
+    (tmp_path / "splits" / "MINE_splits.json").write_text(write_splits(beside))
+    for data in (tmp_path / "tu", archive, tmp_path):
+        assert equal(load_splits("MINE", labels, data=data), beside)
+        assert origin_of_splits("MINE", data=data) == "read from MINE_splits.json, not a published file"
+    (tmp_path / "tu" / "splits").mkdir()
+    inside = repeat_splits(labels, 6)
+    (tmp_path / "tu" / "splits" / "MINE_splits.json").write_text(write_splits(inside))
+    assert equal(load_splits("MINE", labels, data=archive), inside)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_known_by_their_content(name: str, tmp_path: Path) -> None:
+    for data in (DATA, DATA / "tu"):
+        for features in ("degree", "constant"):
+            origin = origin_of_splits(name, data=data, node_features=features)  # type: ignore[arg-type]
+            assert origin == "published by Errica et al. (2020)"
+    (tmp_path / "splits").mkdir()
+    text = (DATA / "splits" / f"{name}_splits.json").read_text()
+    (tmp_path / "splits" / f"{name}_splits.json").write_text(text + " ")
+    assert origin_of_splits(name, data=tmp_path).endswith("not a published file")
 
 
 def test_the_published_files_beside_the_project_are_read() -> None:

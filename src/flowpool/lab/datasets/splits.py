@@ -1,13 +1,14 @@
 """Who trains, who validates, who tests: ten stratified folds with one validation part each.
 
 This is the protocol of Errica et al., "A Fair Comparison of Graph Neural Networks for Graph Classification"
-(ICLR 2020), which the paper follows. Their published files are used where the data folder has them. For MUTAG
-and PTC_MR, which they lack, files of the same layout come with the package; they equal
+(ICLR 2020), which the paper follows. Their published files are used where ``splits/`` in the data folder or beside it
+has them. For MUTAG and PTC_MR, which they lack, files of the same layout come with the package; they equal
 ``repeat_splits(labels, repeat=0)``, and keep it from changing with the version of scikit-learn.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from importlib import resources
@@ -23,6 +24,16 @@ from flowpool.lab.datasets.tu import NodeFeatures
 
 NUM_FOLDS = 10
 VALIDATION_SHARE = 0.1  # of the graphs outside of the test part
+
+# SHA-256 of the files of Errica et al.
+PUBLISHED = {
+    "3acb1dbb1c7d52d019be2996ba52b9e1e7e9410eb5a84aad2eff766392aba8a8",  # DD
+    "105daf1c521fbbb05c1500fba13446d74d7d2a85d385b8e4b1f08b4b4e00541a",  # ENZYMES
+    "da73a722e88ee867b67e10efc2791c15fed0eab280c95269b9d814d145398d9a",  # IMDB-BINARY, degrees as features
+    "9a5d452b422121d071fd5f84ecceabbe49e61dfcc0a0585698270627bf741d76",  # IMDB-BINARY, constant features
+    "1c961b85422fb557edade036f614869bb996323efd21dbfa4b40ff1b80304924",  # NCI1
+    "785c4225474a5467427b704e424602e6a4b88ebd3463cf152d3ec82d2422cd6a",  # PROTEINS
+}
 
 Labels = Sequence[int] | np.ndarray | Tensor
 
@@ -44,19 +55,31 @@ def load_splits(
 ) -> tuple[Fold, ...]:
     """The folds on which results for dataset ``name`` are compared.
 
-    From ``splits/`` of the data folder, else from the package, else seeded stratified ones.
+    From ``splits/`` in the data folder or beside it, else from the package, else seeded stratified ones; which of these
+    it was, `origin_of_splits` tells.
 
     Args:
         name: the dataset.
         labels: its class numbers, ``(B,)``; with them the number of graphs is checked too. They are read from
             the dataset if they are needed and not given.
-        data: the data folder; default: ``FLOWPOOL_DATA``.
+        data: the data folder, or the archive in it; default: ``FLOWPOOL_DATA``.
         node_features: as in :func:`load_dataset`. IMDB-BINARY has published splits for each choice.
     """
-    file = _find_file(name, data, node_features)
+    file = _given_file(name, data, node_features) or _packaged_file(name)
     if file is None:
         return repeat_splits(load_dataset(name, data).labels if labels is None else labels, repeat=0)
     return read_splits(file, None if labels is None else len(labels))
+
+
+def origin_of_splits(name: str, *, data: str | Path | None = None, node_features: NodeFeatures = "degree") -> str:
+    """Where the folds of `load_splits` come from, for the reader of a result; arguments as there."""
+    given = _given_file(name, data, node_features)
+    if given is not None:
+        published = hashlib.sha256(given.read_bytes()).hexdigest() in PUBLISHED
+        return "published by Errica et al. (2020)" if published else f"read from {given.name}, not a published file"
+    if _packaged_file(name) is not None:
+        return "packaged, drawn with seed 0"
+    return f"drawn with seed 0, for want of splits/{name}_splits.json in the data folder or beside it"
 
 
 def repeat_splits(labels: Labels, repeat: int) -> tuple[Fold, ...]:
@@ -160,13 +183,22 @@ def _from_layout(layout: Any) -> tuple[Fold, ...]:
     return tuple(folds)
 
 
-def _find_file(name: str, data: str | Path | None, node_features: NodeFeatures) -> Path | Traversable | None:
-    plain = f"{name}_splits.json"
-    names = [f"{name}_degree_splits.json", plain] if node_features == "degree" else [plain]
+def _given_file(name: str, data: str | Path | None, node_features: NodeFeatures) -> Path | None:
+    """The file in ``splits/`` of the data folder or beside it, or None."""
     folder = data_folder(data)
-    if folder is not None:
-        for file in (folder / "splits" / candidate for candidate in names):
-            if file.is_file():
-                return file
-    packaged = resources.files("flowpool.lab.datasets") / "splits" / plain
-    return packaged if packaged.is_file() else None
+    if folder is None:
+        return None
+    if folder.is_file():  # an archive
+        folder = folder.parent
+    names = [f"{name}_degree_splits.json"] if node_features == "degree" else []
+    candidates = [
+        place / "splits" / file
+        for place in (folder, folder.resolve().parent)
+        for file in (*names, f"{name}_splits.json")
+    ]
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _packaged_file(name: str) -> Traversable | None:
+    file = resources.files("flowpool.lab.datasets") / "splits" / f"{name}_splits.json"
+    return file if file.is_file() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -112,11 +111,10 @@ def chosen_methods(text: str) -> tuple[str, ...]:
     return tuple(METHODS) if text == "all" else tuple(name.strip() for name in text.split(","))
 
 
-def make_tasks(configuration: Frozen, methods: Sequence[str], repeats: int) -> list[Task]:
-    """All folds of all methods, fold by fold, so that a table of what is done so far is fair."""
+def make_tasks(configuration: Frozen, methods: Sequence[str], repeats: int, num_folds: int | None = None) -> list[Task]:
+    """All folds of all methods, or the first so many; fold by fold, so that a table of what is done so far is fair."""
     lab.check_names(methods, METHODS, repeats)
-    num_folds = len(lab.folds_of(configuration.dataset, configuration.data, 0))
-    return [Task(method, *where) for where in itertools.product(range(repeats), range(num_folds)) for method in methods]
+    return lab.tasks_of(configuration, methods, repeats, num_folds)
 
 
 def evaluate(

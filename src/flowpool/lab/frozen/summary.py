@@ -14,6 +14,7 @@ import numpy as np
 
 from flowpool.lab import plots
 from flowpool.lab.comparison import check_same_folds, difference_of, percent, points
+from flowpool.lab.evaluate import origin_of_folds
 from flowpool.lab.files import write_atomically
 from flowpool.lab.frozen.protocol import Frozen, FrozenResult
 from flowpool.lab.frozen.published import published, sources
@@ -70,11 +71,15 @@ class FrozenRow:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a frozen evaluation ends with: its rows, what they are compared with, and the report that was written."""
+    """What a frozen evaluation ends with: its rows, what they are compared with, and the report that was written.
+
+    ``folds`` says which ones they are, and where they come from.
+    """
 
     rows: list[FrozenRow]
     reference: str
     configuration: dict[str, Any]
+    folds: str
     sources: list[str]
     path: Path
 
@@ -82,6 +87,7 @@ class Conclusion:
         """Plain data, for JSON."""
         return {
             "configuration": self.configuration,
+            "folds": self.folds,
             "reference": self.reference,
             "pools": [row.as_data() for row in self.rows],
             "sources": self.sources,
@@ -113,10 +119,11 @@ def conclude(configuration: Frozen, results: list[FrozenResult], methods: Sequen
     reference = REFERENCE if REFERENCE in methods else methods[0]
     rows = compare(results, methods, reference, configuration.dataset)
     identity = configuration.identity()
+    folds = origin_of_folds(configuration, [result.task for result in results])
     found = sources([row.pool for row in rows], configuration.dataset)
     path = folder / "report.html"
-    write_atomically(path, html_report(rows, reference, identity, found).encode())
-    return Conclusion(rows, reference, identity, found, path)
+    write_atomically(path, html_report(rows, reference, identity, folds, found).encode())
+    return Conclusion(rows, reference, identity, folds, found, path)
 
 
 def describe(configuration: dict[str, Any]) -> str:
@@ -146,7 +153,9 @@ def heads(reference: str) -> list[str]:
     return ["method", "accuracy %", "published", f"minus {reference}", "p", "folds", "s/1,000 graphs", "numbers"]
 
 
-def html_report(rows: Sequence[FrozenRow], reference: str, configuration: dict[str, Any], notes: Sequence[str]) -> str:
+def html_report(
+    rows: Sequence[FrozenRow], reference: str, configuration: dict[str, Any], folds: str, notes: Sequence[str]
+) -> str:
     """The page: table, pictures, and what was chosen."""
     name = escape(str(configuration["dataset"]))
     lines = ["<table><tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads(reference)) + "</tr>"]
@@ -157,7 +166,7 @@ def html_report(rows: Sequence[FrozenRow], reference: str, configuration: dict[s
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>Frozen features on {name}</title><style>{STYLE}</style></head><body>",
-        f"<h1>Frozen features on {name}</h1><p class='lead'>{escape(describe(configuration))}</p>",
+        f"<h1>Frozen features on {name}</h1><p class='lead'>{escape(describe(configuration))}; {escape(folds)}</p>",
         *lines,
         "</table><p class='note'>Mean and standard deviation over folds; difference in points with its corrected "
         "standard error; p of no difference, two-sided, not adjusted for several comparisons. Published numbers are from "

@@ -146,7 +146,7 @@ class _Way:
     newton: Tensor  # w
     before: Tensor  # n
     system: System | None = None  # with the Hessian at X
-    part: _Way | None = None  # the clouds that a system was last solved for
+    part: _Way | None = None  # the clouds that a system was last solved for, if these are not all
     looked: dict[int, float] = field(default_factory=dict)  # the smallest curvature that shows in the Hessian
 
     @staticmethod
@@ -233,7 +233,7 @@ class _Way:
 
     def solve(self, asked: dict[int, int]) -> None:
         """Solves linear systems with the Hessian at X, and writes on the clocks what the solutions are like."""
-        self.part = self
+        self.part = None
         if 4 * len(asked) <= 3 * len(self.clouds) and len(self.clouds) > 2:
             self.part = part = self.select(asked)
             part.solve(asked)
@@ -287,8 +287,8 @@ class _Way:
 
     def flattest(self, cloud: int) -> float:
         """The smallest curvature that shows in the Hessian with which a system was last solved."""
-        part = self.part
-        assert part is not None and part.system is not None  # noqa: S101 - a Newton step comes before
+        part = self.part or self
+        assert part.system is not None  # noqa: S101 - a Newton step comes before
         if not part.looked:
             part.looked.update(zip(part.clouds, _flattest(part.system.curvature).tolist(), strict=True))
         return part.looked[cloud]

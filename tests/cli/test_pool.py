@@ -373,6 +373,7 @@ class TestRay:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(flowpool.__file__).parents[1]))
+            patch.setenv("RAY_worker_niceness", "0")  # or workers wait for tests that run beside these
             import ray
 
             ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)

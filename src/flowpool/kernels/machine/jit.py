@@ -68,7 +68,7 @@ def _announce() -> None:
     if not _announced:
         _announced = True
         where = f"kept in {_FOLDER}" if _FOLDER else "for this process only: there is no private cache folder"
-        _log.warning("Compiling kernels; this takes a quarter of a minute, once (%s).", where)
+        _log.warning("Compiling kernels; this takes about half a minute, once (%s).", where)
 
 
 class _Watch(event.Listener):

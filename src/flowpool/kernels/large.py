@@ -73,9 +73,6 @@ Array = NDArray[np.float64]
 
 CHUNK = 64  # blocks that a thread takes at once
 SAMPLE = 16_384  # nodes of a sample at least, and 2 M / epsilon^2; with a twentieth of that it lost a minimum of 72
-LONGEST_SAMPLED = (
-    30.0  # implicit step whose Hessian may be that of a sample: its error is some 0.01, the shift then 0.11
-)
 
 # What a pass collects.
 _SUMS, _OBJECTIVE, _MOMENTS, _RESPONSE, _CHANGE, _GRADIENTS = range(6)

@@ -228,16 +228,10 @@ def _kept(problem: Problem, solution: Solution) -> Problem:
     """The problem without autograd history, and safe from what the caller writes into the tensors that were given."""
     if torch.compiler.is_compiling():
         return problem.detached()
-    tensors = {name: value.detach() for name, value in problem.tensors().items()}
-    if solution.nodes.numel():
-        # The compiled engine keeps nodes and masses, in their order; very many of them are not copied again.
-        tensors |= {"nodes": solution.nodes, "masses": solution.masses}
-        batch = problem.batch[solution.order]
-    else:
-        tensors = {name: value.clone() for name, value in tensors.items()}
-        batch = problem.batch.clone()
-    tensors["epsilon"] = tensors["epsilon"].clone()
-    return replace(problem.having(tensors), batch=batch, ptr=problem.ptr.clone())
+    kept = {"nodes": solution.nodes, "masses": solution.masses} if solution.nodes.numel() else {}  # in their order
+    given = {name: value for name, value in problem.tensors().items() if name not in kept}
+    tensors = kept | {name: value.detach().clone() for name, value in given.items()}
+    return replace(problem.having(tensors), batch=problem.batch[solution.order] if kept else problem.batch.clone())
 
 
 @torch.no_grad()

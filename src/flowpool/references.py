@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,14 +76,13 @@ def check_shape(reference: Tensor, in_channels: int) -> None:
 
 def check_values(reference: Tensor) -> None:
     """Raises unless the points of ``reference`` are finite and distinct."""
-    values = reference.detach().cpu().double()
-    if not bool(values.isfinite().all()):
+    values = (reference.detach().cpu().double() + 0.0).numpy()  # which makes 0 of -0
+    if not np.isfinite(values).all():
         raise ValueError("reference holds NaN or infinite values; pass finite points.")
-    seen: dict[bytes, int] = {}
-    for second, row in enumerate((values + 0.0).numpy()):  # which makes 0 of -0
-        first = seen.setdefault(row.tobytes(), second)
-        if first < second:
-            raise ValueError(
-                f"Rows {first} and {second} of the reference are equal. Equal points stay equal along the whole flow; "
-                "pass distinct ones, for example references.normal(in_channels, num_points)."
-            )
+    rows = [row.tobytes() for row in values]
+    if len(set(rows)) < len(rows):
+        second = next(place for place, row in enumerate(rows) if rows.index(row) < place)
+        raise ValueError(
+            f"Rows {rows.index(rows[second])} and {second} of the reference are equal. Equal points stay equal along the whole "
+            "flow; pass distinct ones, for example references.normal(in_channels, num_points)."
+        )

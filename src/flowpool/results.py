@@ -32,8 +32,29 @@ class Behind(NamedTuple):
     order: Tensor  # (N,), which node of the caller stands at each place
 
 
+class Ended:
+    """What the status and the residual of B graphs say together."""
+
+    status: Tensor
+    residual: Tensor
+    tolerance: float
+
+    @property
+    def converged(self) -> Tensor:
+        """Stationary to the tolerance, or settled, or empty, ``(B,)`` bool."""
+        return _CONVERGED.to(self.status.device)[self.status.long()]
+
+    @property
+    def settled(self) -> Tensor:
+        """Ended in a valley, ``(B,)`` bool: SINGULAR, with a Newton step left that is longer than the tolerance, but would lower
+        the quadratic model of the divergence by at most ``tolerance^2 R^2``. Where points merge the divergence is flatter than
+        its model, and a few times as much may be left.
+        """
+        return (self.status == Status.SINGULAR.value) & (self.residual > self.tolerance)
+
+
 @dataclass(frozen=True)
-class Pooled:
+class Pooled(Ended):
     """Pooled points of a batch of B graphs.
 
     Attributes:
@@ -61,19 +82,6 @@ class Pooled:
     def host(self) -> Pooled:
         """The same where it was found, so that asking for values waits for no device."""
         return self if self._on_host is None else self._on_host
-
-    @property
-    def converged(self) -> Tensor:
-        """Stationary to the tolerance, or empty, ``(B,)`` bool."""
-        return _CONVERGED.to(self.status.device)[self.status.long()]
-
-    @property
-    def settled(self) -> Tensor:
-        """Ended in a valley, ``(B,)`` bool: SINGULAR, with a Newton step left that is longer than the tolerance, but would lower
-        the quadratic model of the divergence by at most ``0.1 tolerance^2 R^2``. Where points merge the divergence is flatter than
-        its model, and a few times as much may be left.
-        """
-        return (self.status == Status.SINGULAR.value) & (self.residual > self.tolerance)
 
     @lazy
     def _solution(self) -> Behind:

@@ -20,7 +20,6 @@ from flowpool.core.constants import (
     MOST_EXPLICIT,
     MOST_STEP,
     NEAR,
-    SETTLED,
     SHORTEST,
     SINGULAR,
     SLIGHT,
@@ -368,8 +367,8 @@ def test_it_ends_when_the_newton_step_that_is_left_is_short():
 
 
 def test_it_ends_in_a_valley_when_hardly_anything_is_left_to_be_gained():
-    """With M = 4 points a step of 1e-3 R that gains 4e-11 R^2 has a curvature of 1.6e-4, one of 1e-4 R of 1.6e-2."""
-    enough = SETTLED * 1e-10
+    """With M = 4 points a step of 1e-3 R that gains 1e-10 R^2 has a curvature of 4e-4, one of 1e-4 R of 4e-2."""
+    enough = 1e-10  # the square of the tolerance
     for length, gain, flattest, ends in (
         (1e-3, 0.9 * enough, SINGULAR, True),
         (1e-3, 0.9 * enough, 1.1 * SINGULAR, False),  # an isolated minimiser is found to the tolerance

@@ -26,7 +26,6 @@ AGAIN = (
 MERGING = 0.15  # by how much the share of a Newton step that the next one has may differ from that of merging points
 UPHILL = 0.2  # slope at the end of a long step, relative to that at its start, at which it has jumped over the minimum
 CRAWLING = 1e-3  # speed below which a flow with steps of fixed length is taken to its limit by other steps
-SETTLED = 0.1  # gain that is left, in units of the square of the tolerance, at which a flow along a valley has ended
 SHALLOW = 1e-3  # curvature along a Newton step up to which it leads along a valley
 NOISE = 1e-15  # gradient that is rounding error; no step can be judged by it any more
 
@@ -39,7 +38,7 @@ FARAWAY = 10.0
 # in which the divergence curves less are left where the flow left them.
 FLAT = 1e-4
 SINGULAR = FLAT  # curvature up to which a minimiser is said not to be isolated
-LEAST_SHIFT = 1e-6  # that keeps a factor of the Hessian definite where it is looked for flat directions
+LEAST_SHIFT = 1e-6  # that keeps the factor of the Hessian definite of which the adjoint makes use
 INVERSIONS = 3  # by inverse iteration with the factor
 RIDGE = 1e-12  # lambda of section 8.2, in units of the square of the scale: no isolated minimiser feels it
 LEAST_RIDGE = 1e-16  # and at least this much, or conjugate gradients would follow rounding where H is singular

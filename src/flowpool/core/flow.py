@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flowpool.core import law
-from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH, SINGULAR, TIGHTEST
+from flowpool.core.constants import FLAT, ROUGH, SINGULAR, TIGHTEST
 from flowpool.core.divergence import Drift, Energy, Evaluation
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import (
@@ -339,8 +339,8 @@ def _inner(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _flattest(curvature: Curvature) -> Tensor:
-    """The smallest curvature that shows in the model of the Hessian, ``(B,)``; factors with hardly a shift show it best."""
-    return shifted_model(curvature, curvature.unit.new_full(curvature.unit.shape[:1], LEAST_SHIFT)).smallest_curvature()
+    """The smallest curvature that shows in the model of the Hessian, ``(B,)``, with the shift of Newton steps."""
+    return shifted_model(curvature, curvature.unit.new_full(curvature.unit.shape[:1], FLAT)).smallest_curvature()
 
 
 @torch.no_grad()

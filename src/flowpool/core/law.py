@@ -44,7 +44,6 @@ from flowpool.core.constants import (
     NOISE,
     PROGRESS,
     ROUGH,
-    SETTLED,
     SHALLOW,
     SHORTEST,
     SINGULAR,
@@ -70,7 +69,7 @@ REST = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [l
 STAGE = 8  # X' = X + step k1; evaluate; k12 = k1 + k2 from (H + shift) [length = |k12|]
 LAND = 9  # k = k1 + k12 / 2; X' = X + step k; evaluate [ahead = <G(X'), k>, behind = <G, k>, reached, error]
 DISTANCE = 10  # w = (H + shift)^-1 G, roughly [definite, length = |w|]
-LOOK = 11  # the smallest curvature that shows in H with hardly a shift [flattest, if it is less]
+LOOK = 11  # the smallest curvature that shows in the factors of the Newton step [flattest, if it is less]
 FINISHED = 12
 
 # Where the law goes on.
@@ -314,7 +313,7 @@ def _newton(clock: Any, near: float, tolerance: float, max_steps: int) -> int:
 def _is_idle(clock: Any, num_points: int, tolerance: float) -> bool:
     """The Newton step, though longer than the tolerance, leads along a valley for nothing."""
     shallow = num_points * clock.gain <= SHALLOW * clock.length * clock.length
-    return shallow and clock.length > tolerance and 0.0 <= clock.gain <= SETTLED * tolerance * tolerance  # type: ignore[no-any-return]
+    return shallow and clock.length > tolerance and 0.0 <= clock.gain <= tolerance * tolerance  # type: ignore[no-any-return]
 
 
 def _is_settled(clock: Any, num_points: int, tolerance: float) -> bool:

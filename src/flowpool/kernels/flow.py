@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from flowpool.core import law
-from flowpool.core.constants import FLAT, LEAST_SHIFT, ROUGH
+from flowpool.core.constants import FLAT, ROUGH
 from flowpool.core.law import DISTANCE, LAND, LOOK, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
 from flowpool.kernels.divergence import carry_potentials, note_drift
 from flowpool.kernels.hessian import shifted_factor
@@ -20,7 +20,6 @@ from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill, inner_product, norm
 from flowpool.kernels.systems import (
-    factorise_others,
     is_exact,
     scale_points,
     smallest_curvature,
@@ -140,10 +139,8 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
         solve_newton(graph, epsilon, ROUGH, math.inf, False, True)
         measure_newton(clock, graph, there.gradient, numbers)
     elif request == LOOK:
-        factor, pivots, outside = graph.slide_factor, graph.slide_pivots, graph.lead < graph.dimension
-        found = 0.0
-        if shifted_factor(graph, LEAST_SHIFT, factor, pivots) and (not outside or factorise_others(graph, LEAST_SHIFT)):
-            found = smallest_curvature(graph, factor, pivots, LEAST_SHIFT, outside)
+        outside = graph.lead < graph.dimension
+        found = smallest_curvature(graph, graph.newton_factor, graph.newton_pivots, FLAT, outside)
         clock.flattest = min(clock.flattest, found)
     elif request == STAGE:
         # k1 + k2 is small, and is found instead of k2: its system has (G(x) + G(x + step k1)) on the right.

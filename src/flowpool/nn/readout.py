@@ -302,9 +302,8 @@ def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tens
     if broken is not None:
         status = status.masked_fill(broken, Status.NONFINITE_INPUT.value)
         residual = residual.masked_fill(broken, torch.nan)
-    converged = (status == Status.OK.value) | empty
     device = clouds.nodes.device
     return Report(
-        status.to(torch.int8), converged, torch.zeros_like(empty), residual, torch.ones_like(clouds.sizes), BackwardReport(device),
-        f"{'compiled' if step.compiled else 'torch'} engine on {device}",
+        status.to(torch.int8), residual, torch.ones_like(clouds.sizes), BackwardReport(device),
+        f"{'compiled' if step.compiled else 'torch'} engine on {device}", _UNBALANCED,
     )  # fmt: skip

@@ -11,39 +11,36 @@ from torch import Tensor
 from flowpool.engines.devices import readable
 from flowpool.failures import act_on_failures, graphs_with
 from flowpool.options import OnFailure
-from flowpool.results import BackwardReport, Pooled
+from flowpool.results import BackwardReport, Ended, Pooled
 from flowpool.status import Status
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Ended):
     """How well the graphs of one call were pooled; holds neither features nor autograd history.
 
     Attributes:
         status: :class:`flowpool.Status` codes, ``(B,)`` int8.
-        converged: stationary to the tolerance, or settled, or empty, ``(B,)`` bool.
-        settled: ended in a valley, where a Newton step longer than the tolerance would gain next to nothing, ``(B,)`` bool.
         residual: length of the Newton step left, relative to the graph's scale, ``(B,)``; of a single step, the largest
             relative error of the shares that the points received.
         steps: ``(B,)``.
         backward: filled by the backward pass.
         where: the engine that pooled, and the device that it ran on.
+        tolerance: on the residual.
     """
 
     status: Tensor
-    converged: Tensor
-    settled: Tensor
     residual: Tensor
     steps: Tensor
     backward: BackwardReport
     where: str
+    tolerance: float
 
     @staticmethod
     def of(pooled: Pooled) -> Report:
         """The report of a call of :func:`flowpool.flow_pool`, where the points were found."""
         found = pooled.host
-        residual = found.residual.detach()
-        return Report(found.status, found.converged, found.settled, residual, found.steps, found.backward, found.where)
+        return Report(found.status, found.residual.detach(), found.steps, found.backward, found.where, found.tolerance)
 
     def on(self, device: torch.device) -> Report:
         """The same on a device."""
@@ -52,8 +49,6 @@ class Report:
         return replace(
             self,
             status=self.status.to(device),
-            converged=self.converged.to(device),
-            settled=self.settled.to(device),
             residual=readable(self.residual, device),
             steps=self.steps.to(device),
             backward=self.backward.on(device),

@@ -1,7 +1,8 @@
 """Symmetric positive definite systems: factorisation without square roots, substitution, products of rows.
 
 A matrix lives in the upper triangle of a row-major array whose rows are padded to a multiple of eight; what stands below the
-diagonal is scratch. ``matrix = U^T diag(pivot)^-1 U`` with ``U[k, k] = pivot[k]``; the array keeps U.
+diagonal is scratch. ``matrix = U^T diag(pivot)^-1 U`` with ``U[k, k] = pivot[k]``; the array keeps U. Substitution goes four
+unknowns at a time. Between them it takes ``U[k, j] / pivot[k]``, so that no pivot stands in the way from one to the next.
 """
 
 from __future__ import annotations
@@ -90,14 +91,15 @@ def substitute(matrix, size, inverse, right, solution, row):  # type: ignore[no-
     end = padded(size)
     whole = size // 4 * 4
     for k in range(0, whole, 4):
+        by0, by1, by2 = inverse[0, k], inverse[0, k + 1], inverse[0, k + 2]
         value0 = right[row, k]
-        value1 = right[row, k + 1]
-        value2 = right[row, k + 2]
-        value3 = right[row, k + 3]
-        value0 *= inverse[0, k]
-        value1 = (value1 - matrix[k, k + 1] * value0) * inverse[0, k + 1]
-        value2 = (value2 - matrix[k, k + 2] * value0 - matrix[k + 1, k + 2] * value1) * inverse[0, k + 2]
-        value3 -= matrix[k, k + 3] * value0 + matrix[k + 1, k + 3] * value1 + matrix[k + 2, k + 3] * value2
+        value1 = right[row, k + 1] - matrix[k, k + 1] * by0 * value0
+        value2 = right[row, k + 2] - matrix[k, k + 2] * by0 * value0 - matrix[k + 1, k + 2] * by1 * value1
+        value3 = right[row, k + 3] - matrix[k, k + 3] * by0 * value0 - matrix[k + 1, k + 3] * by1 * value1
+        value3 -= matrix[k + 2, k + 3] * by2 * value2
+        value0 *= by0
+        value1 *= by1
+        value2 *= by2
         value3 *= inverse[0, k + 3]
         solution[row, k] = value0
         solution[row, k + 1] = value1
@@ -133,12 +135,13 @@ def substitute(matrix, size, inverse, right, solution, row):  # type: ignore[no-
             sum1 = fma(load(matrix, k + 1, j), value, sum1)
             sum2 = fma(load(matrix, k + 2, j), value, sum2)
             sum3 = fma(load(matrix, k + 3, j), value, sum3)
+        by0, by1, by2 = inverse[0, k], inverse[0, k + 1], inverse[0, k + 2]
         value3 = solution[row, k + 3] - total(sum3) * inverse[0, k + 3]
-        value2 = solution[row, k + 2] - (total(sum2) + matrix[k + 2, k + 3] * value3) * inverse[0, k + 2]
-        value1 = total(sum1) + matrix[k + 1, k + 2] * value2 + matrix[k + 1, k + 3] * value3
-        value1 = solution[row, k + 1] - value1 * inverse[0, k + 1]
-        value0 = total(sum0) + matrix[k, k + 1] * value1 + matrix[k, k + 2] * value2 + matrix[k, k + 3] * value3
-        value0 = solution[row, k] - value0 * inverse[0, k]
+        value2 = solution[row, k + 2] - total(sum2) * by2 - matrix[k + 2, k + 3] * by2 * value3
+        value1 = solution[row, k + 1] - total(sum1) * by1 - matrix[k + 1, k + 3] * by1 * value3
+        value1 -= matrix[k + 1, k + 2] * by1 * value2
+        value0 = solution[row, k] - total(sum0) * by0 - matrix[k, k + 3] * by0 * value3
+        value0 = value0 - matrix[k, k + 2] * by0 * value2 - matrix[k, k + 1] * by0 * value1
         right[row, k] = value0
         right[row, k + 1] = value1
         right[row, k + 2] = value2
@@ -171,12 +174,36 @@ def smallest_eigenvalue(matrix, size, inverse, times, right, solution):  # type:
 def reduce_rows(matrix, size, inverse, rows, offset, length):  # type: ignore[no-untyped-def]
     """Replaces R, the ``size`` rows from ``offset`` on, by Z such that ``R^T matrix^-1 R = sum_k Z_k^T Z_k / inverse_k``."""
     stay_apart()
-    for k in range(size):
+    whole = size // 4 * 4
+    for k in range(0, whole, 4):
+        by0, by1, by2 = inverse[0, k], inverse[0, k + 1], inverse[0, k + 2]
         for j in range(0, length, WIDTH):
-            value = load(rows, offset + k, j)
+            value0 = load(rows, offset + k, j)
+            value1 = load(rows, offset + k + 1, j)
+            value2 = load(rows, offset + k + 2, j)
+            value3 = load(rows, offset + k + 3, j)
             for p in range(k):
-                value = fma(splat(-matrix[p, k]), load(rows, offset + p, j), value)
-            store(rows, offset + k, j, multiply(splat(inverse[0, k]), value))
+                value = load(rows, offset + p, j)
+                value0 = fma(splat(-matrix[p, k]), value, value0)
+                value1 = fma(splat(-matrix[p, k + 1]), value, value1)
+                value2 = fma(splat(-matrix[p, k + 2]), value, value2)
+                value3 = fma(splat(-matrix[p, k + 3]), value, value3)
+            value1 = fma(splat(-matrix[k, k + 1] * by0), value0, value1)
+            value2 = fma(splat(-matrix[k, k + 2] * by0), value0, value2)
+            value3 = fma(splat(-matrix[k, k + 3] * by0), value0, value3)
+            value2 = fma(splat(-matrix[k + 1, k + 2] * by1), value1, value2)
+            value3 = fma(splat(-matrix[k + 1, k + 3] * by1), value1, value3)
+            value3 = fma(splat(-matrix[k + 2, k + 3] * by2), value2, value3)
+            store(rows, offset + k, j, multiply(splat(by0), value0))
+            store(rows, offset + k + 1, j, multiply(splat(by1), value1))
+            store(rows, offset + k + 2, j, multiply(splat(by2), value2))
+            store(rows, offset + k + 3, j, multiply(splat(inverse[0, k + 3]), value3))
+    for k in range(whole, size):
+        for j in range(0, length, WIDTH):
+            value0 = load(rows, offset + k, j)
+            for p in range(k):
+                value0 = fma(splat(-matrix[p, k]), load(rows, offset + p, j), value0)
+            store(rows, offset + k, j, multiply(splat(inverse[0, k]), value0))
 
 
 @kernel
@@ -184,12 +211,39 @@ def substitute_rows(matrix, size, inverse, rows, length):  # type: ignore[no-unt
     """Replaces R by ``matrix^-1 R`` for a factorised matrix, R of ``size`` rows."""
     stay_apart()
     reduce_rows(matrix, size, inverse, rows, 0, length)
-    for k in range(size - 2, -1, -1):
+    whole = size // 4 * 4
+    for k in range(size - 1, whole - 1, -1):
         for j in range(0, length, WIDTH):
-            value = splat(0.0)
+            sum0 = splat(0.0)
             for p in range(k + 1, size):
-                value = fma(splat(matrix[k, p]), load(rows, p, j), value)
-            store(rows, k, j, fma(splat(-inverse[0, k]), value, load(rows, k, j)))
+                sum0 = fma(splat(matrix[k, p]), load(rows, p, j), sum0)
+            store(rows, k, j, fma(splat(-inverse[0, k]), sum0, load(rows, k, j)))
+    for k in range(whole - 4, -1, -4):
+        by0, by1, by2 = inverse[0, k], inverse[0, k + 1], inverse[0, k + 2]
+        for j in range(0, length, WIDTH):
+            sum0 = splat(0.0)
+            sum1 = splat(0.0)
+            sum2 = splat(0.0)
+            sum3 = splat(0.0)
+            for p in range(k + 4, size):
+                value = load(rows, p, j)
+                sum0 = fma(splat(matrix[k, p]), value, sum0)
+                sum1 = fma(splat(matrix[k + 1, p]), value, sum1)
+                sum2 = fma(splat(matrix[k + 2, p]), value, sum2)
+                sum3 = fma(splat(matrix[k + 3, p]), value, sum3)
+            value3 = fma(splat(-inverse[0, k + 3]), sum3, load(rows, k + 3, j))
+            value2 = fma(splat(-by2), sum2, load(rows, k + 2, j))
+            value1 = fma(splat(-by1), sum1, load(rows, k + 1, j))
+            value0 = fma(splat(-by0), sum0, load(rows, k, j))
+            value2 = fma(splat(-matrix[k + 2, k + 3] * by2), value3, value2)
+            value1 = fma(splat(-matrix[k + 1, k + 3] * by1), value3, value1)
+            value0 = fma(splat(-matrix[k, k + 3] * by0), value3, value0)
+            value1 = fma(splat(-matrix[k + 1, k + 2] * by1), value2, value1)
+            value0 = fma(splat(-matrix[k, k + 2] * by0), value2, value0)
+            store(rows, k + 3, j, value3)
+            store(rows, k + 2, j, value2)
+            store(rows, k + 1, j, value1)
+            store(rows, k, j, fma(splat(-matrix[k, k + 1] * by0), value1, value0))
 
 
 @kernel
@@ -253,14 +307,35 @@ def row_products(left, left_count, right, right_first, right_count, length, resu
 
 @kernel
 def add_combinations(weights, count, terms, rows, width, result):  # type: ignore[no-untyped-def]
-    """``result[i] += sum_k weights[i, k] rows[k]`` for i < ``count`` and k < ``terms``, four rows at a time."""
+    """``result[i] += sum_k weights[i, k] rows[k]`` for i < ``count`` and k < ``terms``, four rows and two lanes at a time."""
     stay_apart()
+    paired = width // (2 * WIDTH) * (2 * WIDTH)
     for i0 in range(0, count, 4):
         # At the rim the last row is repeated; the same numbers are then written twice.
         i1 = min(i0 + 1, count - 1)
         i2 = min(i0 + 2, count - 1)
         i3 = min(i0 + 3, count - 1)
-        for c in range(0, width, WIDTH):
+        for c in range(0, paired, 2 * WIDTH):
+            d = c + WIDTH
+            sum0, more0 = load(result, i0, c), load(result, i0, d)
+            sum1, more1 = load(result, i1, c), load(result, i1, d)
+            sum2, more2 = load(result, i2, c), load(result, i2, d)
+            sum3, more3 = load(result, i3, c), load(result, i3, d)
+            for k in range(terms):
+                value, more = load(rows, k, c), load(rows, k, d)
+                sum0, more0 = fma(splat(weights[i0, k]), value, sum0), fma(splat(weights[i0, k]), more, more0)
+                sum1, more1 = fma(splat(weights[i1, k]), value, sum1), fma(splat(weights[i1, k]), more, more1)
+                sum2, more2 = fma(splat(weights[i2, k]), value, sum2), fma(splat(weights[i2, k]), more, more2)
+                sum3, more3 = fma(splat(weights[i3, k]), value, sum3), fma(splat(weights[i3, k]), more, more3)
+            store(result, i0, c, sum0)
+            store(result, i1, c, sum1)
+            store(result, i2, c, sum2)
+            store(result, i3, c, sum3)
+            store(result, i0, d, more0)
+            store(result, i1, d, more1)
+            store(result, i2, d, more2)
+            store(result, i3, d, more3)
+        for c in range(paired, width, WIDTH):
             sum0 = load(result, i0, c)
             sum1 = load(result, i1, c)
             sum2 = load(result, i2, c)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowpool.core.constants import MOST_LEADING
+from flowpool.kernels.machine.jit import entry
 from flowpool.kernels.machine.linear import padded
-from flowpool.kernels.machine.memory import PLACE, Field, Table, arranger, doubles, number, singles, views
+from flowpool.kernels.machine.memory import PLACE, Field, Table, aligned, arranger, doubles, number, singles, views
 from flowpool.kernels.memory import (
     GRAPH,
     GRAPH_PLACES,
@@ -92,3 +93,19 @@ def test_a_table_in_a_table_is_laid_out_with_it() -> None:
     assert numbers == 2 * (3 * 16 + 3 * 8) + 9 * 16
     buffer = np.arange(float(numbers))
     assert views(outer, "second.row", sizes, buffer, places)[0, 0] == 3 * 16 + 3 * 8 + 9 * 16
+
+
+@entry
+def aligned_inside(numbers):  # type: ignore[no-untyped-def]
+    return aligned(numbers)
+
+
+def test_buffers_begin_with_a_line_of_the_cache() -> None:
+    kept = []
+    for numbers in range(1, 200):
+        for made in (aligned(numbers), aligned_inside(numbers)):
+            assert len(made) == numbers and made.ctypes.data % 64 == 0
+            made[:] = numbers
+            kept.append(made)
+    for place, made in enumerate(kept):  # nobody wrote into another's
+        assert (made == 1 + place // 2).all()

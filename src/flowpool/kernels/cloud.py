@@ -16,6 +16,7 @@ from flowpool.core.constants import LEADING
 from flowpool.kernels.machine.jit import CHECKED, allocating, kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.kernels.machine.linear import padded
+from flowpool.kernels.machine.memory import aligned
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.memory import (
     GRAPH_PLACES,
@@ -79,7 +80,7 @@ def unfold(  # type: ignore[no-untyped-def]
     set_span_sizes(sizes, count, atoms, features)
     numbers = arrange_span(sizes, span_places)
     if numbers > len(first):
-        first = np.empty(numbers)
+        first = aligned(numbers)
     if CHECKED:
         first[:] = math.nan  # so that what is read before it was written shows
     span = open_span(first, span_places)
@@ -90,7 +91,7 @@ def unfold(  # type: ignore[no-untyped-def]
     set_graph_sizes(sizes, count, length, hull, dimension, lead)
     numbers = arrange_graph(sizes, places)
     if numbers > len(second):
-        second = np.empty(numbers)
+        second = aligned(numbers)
     if CHECKED:
         second[:] = math.nan
     fill_graph(open_graph(second, places), span, merged, atoms, point_masses)

@@ -50,7 +50,7 @@ from flowpool.kernels.machine.lanes import (
     subtract,
 )
 from flowpool.kernels.machine.linear import add_combinations, padded, row_products
-from flowpool.kernels.machine.memory import PLACE, Table, views
+from flowpool.kernels.machine.memory import PLACE, Table, aligned, views
 from flowpool.kernels.machine.rows import draw, rows_of, stay_apart
 from flowpool.kernels.machine.threads import run
 from flowpool.kernels.machine.vectors import fill
@@ -102,7 +102,9 @@ def _layout(table: Table, count: int, features: int) -> tuple[NDArray[np.int64],
 
 def _memory(table: Table, count: int, features: int) -> _Memory:
     sizes, places, numbers = _layout(table, count, features)
-    return _Memory(table, sizes, places, np.zeros(numbers))
+    memory: Array = aligned(numbers)
+    memory[:] = 0.0
+    return _Memory(table, sizes, places, memory)
 
 
 @kernel

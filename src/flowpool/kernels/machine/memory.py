@@ -24,6 +24,7 @@ from flowpool.kernels.machine.jit import CHECKED, shared
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.rows import make_rows, rows_type, singles_type
 
+LINE = 8  # float64 numbers in a line of the cache
 PLACE = 3  # words that tell where an array is: its first number, the distance between rows, how many numbers it has
 _NUMBER, _DOUBLES, _SINGLES = 0, 1, 2
 _KINDS = {_NUMBER: types.intp, _DOUBLES: rows_type, _SINGLES: singles_type}
@@ -110,6 +111,17 @@ def _field(context: Any, builder: Any, table: Table, value: Any, name: str) -> A
         stride = builder.add(stride, stride)
         size = builder.add(size, size) if CHECKED else None
     return make_rows(context, builder, data, stride, size, _KINDS[kind.kind])
+
+
+@shared
+def aligned(numbers):  # type: ignore[no-untyped-def]
+    """A buffer whose first number begins a line of the cache, and with it every row of every table that is laid out there.
+
+    Elsewhere each load of eight numbers takes two lines, which costs a tenth of the time or more.
+    """
+    whole = np.empty(numbers + LINE - 1)
+    start = -(np.int64(whole.ctypes.data) // 8) % LINE
+    return whole[start : start + numbers]
 
 
 def arranger(table: Table) -> Any:

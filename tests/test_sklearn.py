@@ -294,6 +294,29 @@ def test_sets_that_are_all_one_point_are_that_point():
     np.testing.assert_allclose(vectors, [[3, 3, 0, 0]] * 2, atol=1e-12)
 
 
+@pytest.mark.parametrize("by", WAYS)
+@pytest.mark.parametrize("size", [2.0**-160, 2.0**-20, 2.0**160])
+def test_vectors_commute_with_scaling(by, size):
+    sets = draw(6, dim=1)
+    vectorizer = FlowVectorizer(4, by=by, size=None, random_state=0)
+    vectors = vectorizer.fit_transform(sets)
+    scaled = vectorizer.fit_transform([members * size for members in sets])
+    np.testing.assert_allclose(scaled, vectors * size, rtol=1e-5, atol=1e-5 * size)
+
+
+@pytest.mark.parametrize("by", ["both", "free"])
+def test_sets_of_one_member_have_no_scale_but_that_between_them(by):
+    sets = [members[:1] / 3 for members in draw(6)]
+    vectorizer = FlowVectorizer(4, by=by, size=None, random_state=0)
+    vectors = vectorizer.fit_transform(sets)
+    assert vectorizer.variance_ == 0
+    small = vectorizer.fit_transform([place / 2**20 for place in sets])
+    np.testing.assert_allclose(small * 2**20, vectors, rtol=1e-6, atol=1e-9)
+    twins = vectorizer.fit_transform([np.repeat(place, 7, axis=0) for place in sets])
+    assert vectorizer.variance_ == 0
+    np.testing.assert_allclose(twins, vectors, rtol=1e-6, atol=1e-9)
+
+
 # Forms of the input
 
 

@@ -401,7 +401,8 @@ def test_single_precision_stays_single(by):
 
 
 BAD = [
-    ([], "list of sets is empty"),
+    ([], "There are no sets"),
+    (np.zeros((0, 4, 2)), "There are no sets"),
     (np.zeros((4, 2)), r"one array of shape \(4, 2\).*groups"),
     ([np.zeros((3, 2)), np.zeros((0, 2))], r"1 sets are empty \(first: set 1\)"),
     ([np.zeros((3, 2)), np.zeros((3, 4))], "Set 1 has 4 features and set 0 has 2"),
@@ -426,6 +427,7 @@ BAD_WEIGHTS = [
     ([np.ones(3), np.ones(3)], r"set 1 has shape \(3,\); the set has 4 members"),
     ([np.ones(3), np.array([1, 1, -0.5, 1])], "1 members.*negative.*set 1, member 2"),
     ([np.ones(3), np.zeros(4)], r"All weights of 1 sets are zero \(first: set 1\)"),
+    ([np.ones(3), np.full(4, 1e308)], r"The weights of 1 sets sum to more than a number can hold \(first: set 1\)"),
     (3.0, "3.0 entries"),
 ]
 
@@ -438,6 +440,7 @@ def test_bad_weights_are_named(weights, message):
 
 BAD_PLACES = [
     ({"groups": [0, 1]}, r"groups has shape \(2,\) for 4 rows"),
+    ({"groups": [0, math.nan, 1, math.nan]}, r"NaN for 2 rows \(first: row 1\)"),
     ({"offsets": [0, 3]}, "from 0 to 3; they must rise from 0 to the number of rows, 4"),
     ({"offsets": [0, 3, 2, 4]}, "must rise"),
     ({"offsets": [0, 2, 2, 4]}, r"1 sets are empty \(first: set 1\)"),
@@ -450,6 +453,11 @@ BAD_PLACES = [
 def test_bad_groups_and_offsets_are_named(places, message):
     with pytest.raises(ValueError, match=message):
         FlowVectorizer(2).fit(np.eye(4), **places)
+
+
+def test_no_rows_are_no_sets():
+    with pytest.raises(ValueError, match="There are no sets"):
+        FlowVectorizer(2).fit(np.zeros((0, 3)), groups=[])
 
 
 def test_wrong_widths_and_contradictions_are_refused():
@@ -491,6 +499,13 @@ def test_columns_are_where_their_names_say():
     vectors, names = vectorizer.transform(sets), vectorizer.get_feature_names_out().tolist()
     points = vectorizer.inverse_transform(vectors)
     np.testing.assert_allclose(vectors[:, names.index("point2_x1")] * math.sqrt(3), points[:, 2, 1])
+
+
+def test_half_precision_is_read_as_single():
+    sets = [torch.from_numpy(members).bfloat16() for members in draw(4)]
+    vectorizer = FlowVectorizer(2, random_state=0)
+    expected = vectorizer.fit_transform([members.float() for members in sets])
+    np.testing.assert_array_equal(vectorizer.fit_transform(sets), expected)
 
 
 def test_data_frames_with_a_column_x_are_whole_sets():

@@ -126,6 +126,7 @@ def flow_pool(
             "reference.detach(), or gradient='unrolled' to differentiate the steps."
         )
     geometry = cost if isinstance(cost, Geometry) else costs.geometry_of(costs.resolve(cost))
+    costs.check_width(geometry.cost, nodes.shape[1])
     for name, weights in (("masses", masses), ("point_masses", point_masses)):
         if isinstance(weights, Tensor):
             require_like(weights, nodes, name)

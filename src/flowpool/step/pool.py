@@ -112,6 +112,7 @@ def transport_pool(
     check_flag("free", free)
     check_choice("engine", engine, ENGINES)
     given = costs.resolve(cost)
+    costs.check_width(given, nodes.shape[1])
     if not costs.is_weighing(given):
         raise ValueError(
             f"One step knows the squared Euclidean and the diagonal Mahalanobis cost, not {given}; "

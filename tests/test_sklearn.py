@@ -691,6 +691,13 @@ def test_distances_commute_with_scaling(size):
     np.testing.assert_allclose(found, size * wasserstein_distances(sets), rtol=1e-12)
 
 
+def test_large_clouds_are_solved_to_the_end():
+    random = np.random.default_rng(0)
+    cloud = random.normal(size=(2000, 8))
+    moved = random.permutation(np.repeat(cloud, 2, axis=0)) + 3 / math.sqrt(8)
+    assert wasserstein_distances([cloud], [moved])[0, 0] == pytest.approx(3, rel=1e-9)
+
+
 def test_one_point_is_at_its_root_mean_square_distance():
     cloud = draw(1)[0]
     found = wasserstein_distances([cloud], [np.zeros((1, 3))])

@@ -5,7 +5,7 @@ import torch
 from helpers import random_pair
 from torch.autograd import gradcheck
 
-from flowpool import costs
+from flowpool import FlowPool, FlowReadout, costs, flow_pool, transport_pool
 from flowpool.costs import Cosine, Custom, Euclidean, Geometry, Mahalanobis, SquaredEuclidean
 
 PAIR = random_pair()
@@ -117,3 +117,20 @@ def test_resolving_names_callables_and_mistakes():
         Geometry(Custom(lambda a, b: a)).matrix(PAIR.points[0], PAIR.nodes[0])
     with pytest.raises(ValueError, match="power is 0"):
         Euclidean(0)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize(
+    "kind", [costs.Mahalanobis, lambda dim: costs.Mahalanobis(dim, rank=1), lambda dim: costs.Neural(dim, 4)]
+)
+def test_a_cost_for_other_features_is_refused(kind, width):
+    x, reference, cost = torch.randn(6, 3), torch.eye(3), kind(width)
+    calls = [
+        lambda: flow_pool(x, reference=reference, cost=cost),
+        lambda: transport_pool(x, reference=reference, cost=cost),
+        lambda: FlowPool(3, 3, cost=cost),
+        lambda: FlowReadout(3, 3, cost=cost),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"was made for {width} features; there are 3"):
+            call()

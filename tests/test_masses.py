@@ -6,7 +6,7 @@ import torch
 from helpers import central_difference
 from torch_geometric.utils import to_undirected
 
-from flowpool import FlowPool
+from flowpool import FlowPool, FlowReadout
 from flowpool.masses import Attention, degree, pagerank
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -137,3 +137,20 @@ def test_hubs_pull_the_points_towards_them(masses):
     point = FlowPool(1, 1)(x, BATCH[:6], masses=weights)
     assert float(point) == pytest.approx(float(weights[0] / weights.sum()), rel=1e-5)
     assert float(point) > 1 / 3
+
+
+@pytest.mark.parametrize("layer", [FlowPool(2, 3), FlowReadout(2, 3)])
+def test_attention_leaves_a_broken_graph_to_the_pool(layer):
+    layer.double().eval()
+    attention = Attention(2).double()
+    torch.nn.init.normal_(attention.score.weight, generator=torch.Generator().manual_seed(4))
+    nodes = NODES.clone()
+    nodes[8, 1] = torch.nan
+    with pytest.warns(RuntimeWarning, match="NONFINITE_INPUT"):
+        rows = layer(nodes, BATCH, masses=attention(nodes, BATCH))
+    assert rows[1].isnan().all()
+    assert torch.equal(rows[0], layer(NODES, BATCH, masses=attention(NODES, BATCH))[0])
+    (found,) = torch.autograd.grad(rows[0].sum(), attention.score.weight)
+    rows = layer(NODES[:6], masses=attention(NODES[:6]))
+    (expected,) = torch.autograd.grad(rows.sum(), attention.score.weight)
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)

@@ -58,5 +58,7 @@ def test_mistakes_are_named():
         references.check(torch.tensor([[torch.nan, 1.0]]), 2)
     with pytest.raises(ValueError, match="in_channels is 0; pass a whole number that is at least 1"):
         references.normal(0, 3)
+    with pytest.raises(TypeError, match="x is a ndarray; pass a tensor"):
+        references.kmeans(torch.rand(4, 2).numpy(), 2)
     with pytest.raises(TypeError, match="num_points is 2.5; pass a whole number"):
         references.kmeans(torch.rand(4, 2), 2.5)

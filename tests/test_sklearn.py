@@ -294,6 +294,29 @@ def test_sets_that_are_all_one_point_are_that_point():
     np.testing.assert_allclose(vectors, [[3, 3, 0, 0]] * 2, atol=1e-12)
 
 
+@pytest.mark.parametrize("by", WAYS)
+@pytest.mark.parametrize("size", [2.0**-160, 2.0**-20, 2.0**160])
+def test_vectors_commute_with_scaling(by, size):
+    sets = draw(6, dim=1)
+    vectorizer = FlowVectorizer(4, by=by, size=None, random_state=0)
+    vectors = vectorizer.fit_transform(sets)
+    scaled = vectorizer.fit_transform([members * size for members in sets])
+    np.testing.assert_allclose(scaled, vectors * size, rtol=1e-5, atol=1e-5 * size)
+
+
+@pytest.mark.parametrize("by", ["both", "free"])
+def test_sets_of_one_member_have_no_scale_but_that_between_them(by):
+    sets = [members[:1] / 3 for members in draw(6)]
+    vectorizer = FlowVectorizer(4, by=by, size=None, random_state=0)
+    vectors = vectorizer.fit_transform(sets)
+    assert vectorizer.variance_ == 0
+    small = vectorizer.fit_transform([place / 2**20 for place in sets])
+    np.testing.assert_allclose(small * 2**20, vectors, rtol=1e-6, atol=1e-9)
+    twins = vectorizer.fit_transform([np.repeat(place, 7, axis=0) for place in sets])
+    assert vectorizer.variance_ == 0
+    np.testing.assert_allclose(twins, vectors, rtol=1e-6, atol=1e-9)
+
+
 # Forms of the input
 
 
@@ -378,7 +401,8 @@ def test_single_precision_stays_single(by):
 
 
 BAD = [
-    ([], "list of sets is empty"),
+    ([], "There are no sets"),
+    (np.zeros((0, 4, 2)), "There are no sets"),
     (np.zeros((4, 2)), r"one array of shape \(4, 2\).*groups"),
     ([np.zeros((3, 2)), np.zeros((0, 2))], r"1 sets are empty \(first: set 1\)"),
     ([np.zeros((3, 2)), np.zeros((3, 4))], "Set 1 has 4 features and set 0 has 2"),
@@ -403,6 +427,7 @@ BAD_WEIGHTS = [
     ([np.ones(3), np.ones(3)], r"set 1 has shape \(3,\); the set has 4 members"),
     ([np.ones(3), np.array([1, 1, -0.5, 1])], "1 members.*negative.*set 1, member 2"),
     ([np.ones(3), np.zeros(4)], r"All weights of 1 sets are zero \(first: set 1\)"),
+    ([np.ones(3), np.full(4, 1e308)], r"The weights of 1 sets sum to more than a number can hold \(first: set 1\)"),
     (3.0, "3.0 entries"),
 ]
 
@@ -415,6 +440,7 @@ def test_bad_weights_are_named(weights, message):
 
 BAD_PLACES = [
     ({"groups": [0, 1]}, r"groups has shape \(2,\) for 4 rows"),
+    ({"groups": [0, math.nan, 1, math.nan]}, r"NaN for 2 rows \(first: row 1\)"),
     ({"offsets": [0, 3]}, "from 0 to 3; they must rise from 0 to the number of rows, 4"),
     ({"offsets": [0, 3, 2, 4]}, "must rise"),
     ({"offsets": [0, 2, 2, 4]}, r"1 sets are empty \(first: set 1\)"),
@@ -427,6 +453,11 @@ BAD_PLACES = [
 def test_bad_groups_and_offsets_are_named(places, message):
     with pytest.raises(ValueError, match=message):
         FlowVectorizer(2).fit(np.eye(4), **places)
+
+
+def test_no_rows_are_no_sets():
+    with pytest.raises(ValueError, match="There are no sets"):
+        FlowVectorizer(2).fit(np.zeros((0, 3)), groups=[])
 
 
 def test_wrong_widths_and_contradictions_are_refused():
@@ -468,6 +499,13 @@ def test_columns_are_where_their_names_say():
     vectors, names = vectorizer.transform(sets), vectorizer.get_feature_names_out().tolist()
     points = vectorizer.inverse_transform(vectors)
     np.testing.assert_allclose(vectors[:, names.index("point2_x1")] * math.sqrt(3), points[:, 2, 1])
+
+
+def test_half_precision_is_read_as_single():
+    sets = [torch.from_numpy(members).bfloat16() for members in draw(4)]
+    vectorizer = FlowVectorizer(2, random_state=0)
+    expected = vectorizer.fit_transform([members.float() for members in sets])
+    np.testing.assert_array_equal(vectorizer.fit_transform(sets), expected)
 
 
 def test_data_frames_with_a_column_x_are_whole_sets():
@@ -636,6 +674,28 @@ def test_assignments_agree_with_transport():
     found = wasserstein_distances(clouds + 1e6)  # far from the origin
     assert (np.diag(found) == 0).all() and (found == found.T).all()
     assert found[1, 4] == pytest.approx(math.sqrt(ot.emd2([], [], ot.dist(clouds[1], clouds[4]))), rel=1e-7)
+
+
+def test_clouds_far_from_all_others_keep_their_distance():
+    clouds = [members[:4] + 1e6 * place for place, members in enumerate(draw(4))]
+    moved = [cloud + 0.01 for cloud in clouds]
+    found = np.diag(wasserstein_distances(clouds, moved))
+    np.testing.assert_allclose(found, 0.01 * math.sqrt(3), rtol=1e-6)
+    assert (np.diag(wasserstein_distances(clouds, clouds)) == 0).all()
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-7, 1e12])
+def test_distances_commute_with_scaling(size):
+    sets = draw(5)
+    found = wasserstein_distances([members * size for members in sets])
+    np.testing.assert_allclose(found, size * wasserstein_distances(sets), rtol=1e-12)
+
+
+def test_large_clouds_are_solved_to_the_end():
+    random = np.random.default_rng(0)
+    cloud = random.normal(size=(2000, 8))
+    moved = random.permutation(np.repeat(cloud, 2, axis=0)) + 3 / math.sqrt(8)
+    assert wasserstein_distances([cloud], [moved])[0, 0] == pytest.approx(3, rel=1e-9)
 
 
 def test_one_point_is_at_its_root_mean_square_distance():

@@ -237,6 +237,13 @@ def resolve(cost: str | CostFunction) -> Cost:
     raise TypeError(f"cost is a {type(cost).__name__}; pass a name, a costs.Cost or a callable.")
 
 
+def check_width(cost: Cost, in_channels: int) -> None:
+    """Raises if a cost was made for another number of features."""
+    made_for = getattr(cost, "in_channels", in_channels)
+    if made_for != in_channels:
+        raise ValueError(f"The cost {cost} was made for {made_for} features; there are {in_channels}.")
+
+
 @dataclass(frozen=True)
 class Geometry:
     """A cost together with the values of its parameters, in the precision of the solver.

@@ -42,6 +42,15 @@ def check_number(name: str, value: Any) -> None:
         raise TypeError(f"{name} is {value!r}; pass a number.")
 
 
+def check_plain(features: Any) -> None:
+    """Raises inside the transforms of torch.func, which cannot see through what computes here."""
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(features):
+        raise TypeError(
+            "Pooling does not work inside torch.func (grad, jacrev, vmap, ...). Take torch.autograd for gradients, and put "
+            "several graphs into one call, by batch or index, instead of vmap."
+        )
+
+
 def checked_epsilon(epsilon: float | Tensor, num_graphs: int, like: Tensor) -> Tensor:
     """Epsilon of each graph, ``(B,)``, with the dtype and the device of another tensor."""
     if not isinstance(epsilon, Tensor):

@@ -90,9 +90,13 @@ class Attention(nn.Module):
         nn.init.zeros_(self.score.weight)
 
     def forward(self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-        """Masses of nodes ``(N, D)``, ``(N,)``; without ``batch`` they form one graph."""
+        """Masses of nodes ``(N, D)``, ``(N,)``; without ``batch`` they form one graph.
+
+        They are finite where features are not, so that a pool can say which graphs these belong to.
+        """
         graph = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
-        shares: Tensor = softmax(self.score(x).squeeze(-1), graph, num_nodes=dim_size)
+        finite = x.isfinite().all(-1, keepdim=True)
+        shares: Tensor = softmax(self.score(x.masked_fill(~finite, 0.0)).squeeze(-1), graph, num_nodes=dim_size)
         sizes: Tensor = count(graph, dim_size, shares.dtype)  # (B,)
         return shares * sizes[graph]
 

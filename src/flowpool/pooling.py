@@ -21,7 +21,7 @@ from flowpool.engines import choice, compiled, operators, torch_engine
 from flowpool.engines.devices import HOST, carried, precision_on
 from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
 from flowpool.failures import act_on_failures
-from flowpool.inputs import check_choice, checked_epsilon, checked_point_masses
+from flowpool.inputs import check_choice, check_plain, checked_epsilon, checked_point_masses
 from flowpool.kernels.errors import KernelError
 from flowpool.options import ON_FAILURE, Options
 from flowpool.results import Behind, Pooled
@@ -117,6 +117,7 @@ def flow_pool(
             )
     check_choice("on_failure", on_failure, ON_FAILURE)
     check_features(nodes)
+    check_plain(nodes)
     references.check_shape(reference, nodes.shape[1])
     if reference.device != nodes.device:
         raise ValueError(f"reference is on {reference.device}, nodes are on {nodes.device}; move one of them.")
@@ -126,6 +127,7 @@ def flow_pool(
             "reference.detach(), or gradient='unrolled' to differentiate the steps."
         )
     geometry = cost if isinstance(cost, Geometry) else costs.geometry_of(costs.resolve(cost))
+    costs.check_width(geometry.cost, nodes.shape[1])
     for name, weights in (("masses", masses), ("point_masses", point_masses)):
         if isinstance(weights, Tensor):
             require_like(weights, nodes, name)

@@ -35,6 +35,8 @@ def kmeans(x: Tensor, num_points: int, seed: int = 0, relative: bool = True) -> 
         from sklearn.cluster import KMeans
     except ImportError as error:
         raise ImportError("k-means references need scikit-learn: pip install 'flowpool[lab]'.") from error
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; pass a tensor of shape (num_nodes, in_channels).")
     if x.dim() != 2 or not x.is_floating_point():
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; expected real numbers, (num_nodes, in_channels).")
     count = checked_count("num_points", num_points)

@@ -10,13 +10,14 @@ from helpers import central_difference
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation, MultiAggregation
 
-from flowpool import Status, costs, flow_pool, references, transport_pool
+from flowpool import FlowCoarsen, FlowPool, Status, costs, flow_pool, references, transport_pool
 from flowpool.nn.readout import FlowReadout
 
 GENERATOR = torch.Generator().manual_seed(0)
 NODES = 3 + 2 * torch.randn(15, 2, generator=GENERATOR, dtype=torch.float64)
 BATCH = torch.tensor([0] * 6 + [1] * 5 + [2] * 4)
 MASSES = torch.rand(15, generator=GENERATOR, dtype=torch.float64) + 0.3
+COARSEN = FlowCoarsen(3, 2)
 EVERY_WAY = ["step", "flow"]
 EVERY_KIND = [(size, by) for size in (None, "append") for by in EVERY_WAY]
 
@@ -384,3 +385,19 @@ def test_autocast_takes_masses_of_single_precision(by):
 def test_both_engines_give_the_same():
     one, other = (make(by="step", engine=engine)(NODES, BATCH) for engine in ("compiled", "torch"))
     assert torch.allclose(one, other, atol=1e-10)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.vmap])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        FlowReadout(3, 2),
+        FlowPool(3, 2),
+        lambda x: COARSEN(x, torch.empty(2, 0, dtype=torch.long)).x,
+        lambda x: flow_pool(x, reference=torch.eye(3)).points,
+        lambda x: transport_pool(x, reference=torch.eye(3)).points,
+    ],
+)
+def test_the_transforms_of_torch_func_are_refused_with_a_sentence(pool, transform):
+    with pytest.raises(TypeError, match="does not work inside torch.func"):
+        transform(lambda x: pool(x).sum())(torch.ones(2, 4, 3) if transform is torch.func.vmap else torch.ones(4, 3))

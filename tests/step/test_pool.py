@@ -126,9 +126,9 @@ def test_gradcheck_in_everything(free, relative):
 def test_a_second_derivative_is_refused(free):
     nodes = NODES.clone().requires_grad_()
     found = transport_pool(nodes, BATCH, reference=POINTS, epsilon=0.7, free=free)
-    (gradient,) = torch.autograd.grad(found.points.square().sum(), nodes, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        # Linear in the points: a check of what flows back would find nothing there to differentiate.
+        torch.autograd.grad(found.points[:, 0].sum(), nodes, create_graph=True)
 
 
 @pytest.mark.parametrize("free", [False, True])

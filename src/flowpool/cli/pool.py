@@ -101,8 +101,8 @@ def _open(source: str, output: Path, data: Path | None) -> Source:
     if path.suffix == ".parquet" or path.is_dir() and parquet_files(path):
         if not path.exists():
             raise ValueError(f"{path} does not exist.")
-        if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
-            raise ValueError(f"The output {output} lies inside the input {path}; put it elsewhere.")
+        if output.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"The output {output} is the input {path}, or lies inside it; put it elsewhere.")
         return ParquetSource.of(path)
     from flowpool.lab.evaluate import load_graphs
 

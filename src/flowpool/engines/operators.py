@@ -130,7 +130,7 @@ def _differentiate(ctx: Any, cotangents: list[Tensor]) -> tuple[Tensor | None, .
 
 
 def _refuse(ctx: Any, *_: Any) -> NoReturn:
-    raise RuntimeError("flow_pool cannot be differentiated twice; call backward or grad without create_graph.")
+    raise RuntimeError("Pooling cannot be differentiated twice; call backward or grad without create_graph.")
 
 
 solve.register_autograd(_differentiate, setup_context=_remember)

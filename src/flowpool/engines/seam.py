@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flowpool.costs import Geometry
-from flowpool.engines.devices import readable
+from flowpool.engines.devices import readable, refuse_second_derivatives
 from flowpool.options import Options
 
 _OF_COST = "cost."  # before the name of a parameter of the cost
@@ -205,11 +205,3 @@ class _Pool(torch.autograd.Function):
         found = call.engine.adjoint(problem, Solution(*saved[len(names) :]), upstream, wanted)
         call.report.conclude(found.residual, found.damped)
         return (None, *(found.by_name.get(name) if name in wanted else None for name in names))
-
-
-def refuse_second_derivatives() -> None:
-    """Raises in a backward pass that is itself to be differentiated."""
-    # Grad mode is on in a backward pass only under create_graph. Not every input makes the result require a gradient,
-    # so that a check of the result alone would let a wrong second derivative through.
-    if torch.is_grad_enabled():
-        raise RuntimeError("flow_pool cannot be differentiated twice; call backward or grad without create_graph.")

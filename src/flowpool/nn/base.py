@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import Aggregation
 
 from flowpool import references
-from flowpool.inputs import checked_count
+from flowpool.inputs import check_plain, checked_count
 from flowpool.nn.report import Memory, Report
 from flowpool.options import OnFailure, Size, check_size
 
@@ -53,6 +53,7 @@ class PointAggregation(Aggregation):
             raise ValueError(f"x has shape {tuple(x.shape)}; expected (num_nodes, {self.in_channels}).")
         if not x.is_floating_point():
             raise TypeError(f"x has dtype {x.dtype}; pooling needs real numbers: pass x.float().")
+        check_plain(x)
 
     def _check_dim(self, dim: int) -> None:
         if dim not in (-2, 0):

@@ -72,6 +72,7 @@ class FlowPool(PointAggregation):
         check_flag("learn_epsilon", learn_epsilon)
         self.seed, self.relative, self.options = seed, settings.relative, settings.solver
         self.cost = costs.resolve(settings.cost)
+        costs.check_width(self.cost, self.in_channels)
         self._epsilon = float(settings.epsilon)
         learned = nn.Parameter(torch.tensor(math.log(self._epsilon))) if learn_epsilon else None
         self.register_parameter("log_epsilon", learned)

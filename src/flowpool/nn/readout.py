@@ -96,6 +96,7 @@ class FlowReadout(PointAggregation):
             if useless:
                 raise ValueError(f"{useless[0]} is an option of the flow; by={by!r} takes {', '.join(_STEP_OPTIONS)}.")
             self.epsilon, self.engine, self.cost = settings.epsilon, settings.engine, costs.resolve(settings.cost)
+            costs.check_width(self.cost, self.in_channels)
             if not costs.is_weighing(self.cost):
                 raise ValueError(
                     f"by={by!r} knows the squared Euclidean and the diagonal Mahalanobis cost, not {self.cost}; "

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils._tags import Tags
@@ -16,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from flowpool.sklearn.sets import Sets, read_sets
 
 _ENTRIES_AT_ONCE = 2**22  # numbers per temporary array: 32 MB
+_PIVOTS = 2**31 - 1  # no limit in practice: POT gives what it has at its own, which 5,000 points reach
 
 
 def wasserstein_distances(
@@ -45,14 +47,11 @@ def wasserstein_distances(
     second = first if clouds_b is None else read_sets(clouds_b, masses_b)
     if first.members.shape[1] != second.members.shape[1]:
         raise ValueError(f"The clouds have {first.members.shape[1]} and {second.members.shape[1]} features.")
-    # Squares of distances are differences of squares, in which a common offset would cancel.
-    middle = first.members.mean(axis=0, dtype=np.float64)
-    one, other = (sets.with_members(sets.members - middle) for sets in (first, second))
-    squares = np.zeros((len(one), len(other)))
-    for row, cloud in enumerate(_shown(list(one.parts(1)), verbose)):
+    squares = np.zeros((len(first), len(second)))
+    for row, cloud in enumerate(_shown(list(first.parts(1)), verbose)):
         start = row + 1 if clouds_b is None else 0
-        if start < len(other):
-            squares[row, start:] = _squares(cloud, other.part(start, len(other)))
+        if start < len(second):
+            squares[row, start:] = _squares(cloud, second.part(start, len(second)))
     if clouds_b is None:
         squares += squares.T
     distances: NDArray[np.float64] = np.sqrt(squares)
@@ -142,20 +141,14 @@ def _squares(cloud: Sets, others: Sets) -> NDArray[np.float64]:
     squares = np.empty(len(others))
     first = 0
     for part in others.parts(max(1, _ENTRIES_AT_ONCE // size)):
-        costs = _costs(cloud.members, part.members)  # (M, N)
+        # Not by products: a difference of squares would lose the distance of clouds that are far from all others.
+        costs = cdist(cloud.members, part.members, "sqeuclidean")  # (M, N)
         masses, own = part.masses, cloud.masses
         for place in range(len(part)):
             members = slice(part.ptr[place], part.ptr[place + 1])
             squares[first + place] = _transport_cost(costs[:, members], own, masses[members])
         first += len(part)
     return squares
-
-
-def _costs(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """Squared distances, ``(M, N)``, none below zero."""
-    costs = (one**2).sum(1)[:, None] + (other**2).sum(1) - 2 * one @ other.T
-    floored: NDArray[np.float64] = np.maximum(costs, 0)
-    return floored
 
 
 def _transport_cost(costs: NDArray[np.float64], masses_a: NDArray[np.float64], masses_b: NDArray[np.float64]) -> float:
@@ -168,7 +161,8 @@ def _transport_cost(costs: NDArray[np.float64], masses_a: NDArray[np.float64], m
         import ot
     except ImportError as error:
         raise ImportError("Clouds of different sizes or masses need POT: pip install 'flowpool[sklearn]'.") from error
-    return float(ot.emd2(masses_a, masses_b, np.ascontiguousarray(costs)))
+    unit = float(costs.max()) or 1.0  # POT takes what is below some absolute size for nothing
+    return unit * float(ot.emd2(masses_a, masses_b, np.ascontiguousarray(costs / unit), numItermax=_PIVOTS))
 
 
 def _shown(clouds: list[Sets], verbose: bool) -> Any:

@@ -13,6 +13,7 @@ Floats = NDArray[np.floating]
 Integers = NDArray[np.int64]
 
 _STACKED = "Pass a list of (N_i, D) arrays, or one stacked (N, D) array with groups= or offsets=."
+_NO_SETS = "There are no sets; pass at least one."
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +100,8 @@ def read_sets(
         ptr = _checked_offsets(np.asarray(offsets), len(stacked))
         return _checked(Sets(stacked, ptr, _flat_weights(sample_weight, len(stacked))))
     arrays = _arrays(sets)
+    if not arrays:
+        raise ValueError(_NO_SETS)
     ptr = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int64)
     weights = _weights(sample_weight, arrays)
     # np.result_type would widen float16 and integers step by step; one decision for all is easier to foresee.
@@ -110,7 +113,10 @@ def read_sets(
 
 def as_array(value: Any) -> NDArray[Any]:
     """An array of anything array-like, PyTorch tensors with gradients included."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.is_floating_point() and value.itemsize < 4 else value  # NumPy has no bfloat16
+    return np.asarray(value)
 
 
 def as_list(graphs: Any) -> Any:
@@ -126,6 +132,11 @@ def _grouped(sets: Any, sample_weight: Any, groups: NDArray[Any]) -> Sets:
     stacked = _stacked(sets)
     if groups.shape != (len(stacked),):
         raise ValueError(f"groups has shape {groups.shape} for {len(stacked)} rows; pass the set of each row.")
+    if (missing := groups != groups).any():  # noqa: PLR0124 - NaN, in an array of any kind
+        raise ValueError(
+            f"groups is NaN for {int(missing.sum())} rows (first: row {int(np.argmax(missing))}). Say which set they "
+            "belong to, or leave them out."
+        )
     weights = _flat_weights(sample_weight, len(stacked))
     _, numbers = np.unique(groups, return_inverse=True)
     ptr = np.concatenate([[0], np.cumsum(np.bincount(numbers))]).astype(np.int64)
@@ -154,8 +165,6 @@ def _arrays(sets: Any) -> Sequence[NDArray[Any]]:
     if is_table or isinstance(sets, str | bytes) or not hasattr(sets, "__len__"):
         # A data frame or sparse matrix of its own is one table, not a list of sets.
         raise TypeError(f"Found a {type(sets).__name__} where sets are expected. {_STACKED}")
-    if len(sets) == 0:
-        raise ValueError("The list of sets is empty; pass at least one set.")
     arrays: list[NDArray[Any]] = []
     for number, entry in enumerate(sets):
         # An array is a set itself, also a data frame that has a column x.
@@ -216,6 +225,8 @@ def _checked_offsets(offsets: NDArray[Any], num_members: int) -> Integers:
 def _checked(sets: Sets) -> Sets:
     """The sets, which are neither empty nor without weight, and finite."""
     sizes = np.diff(sets.ptr)
+    if len(sizes) == 0:
+        raise ValueError(_NO_SETS)
     if (empty := np.flatnonzero(sizes == 0)).size:
         raise ValueError(
             f"{len(empty)} sets are empty (first: set {empty[0]}). Leave them out: they have no distribution."
@@ -230,6 +241,11 @@ def _checked(sets: Sets) -> Sets:
             _fail(sets, ~valid, "have weights that are negative, NaN or infinity", "Weights are masses, zero or above")
         if (nothing := np.flatnonzero(sets.totals == 0)).size:
             raise ValueError(f"All weights of {len(nothing)} sets are zero (first: set {nothing[0]}). Leave them out.")
+        if (endless := np.flatnonzero(np.isinf(sets.totals))).size:
+            raise ValueError(
+                f"The weights of {len(endless)} sets sum to more than a number can hold (first: set {endless[0]}). Divide "
+                "them by their largest."
+            )
     return sets
 
 

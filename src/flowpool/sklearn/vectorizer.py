@@ -32,6 +32,7 @@ from flowpool.step.pool import transport_pool
 NUM_SLICES = 64  # random directions
 _ENTRIES_AT_ONCE = 2**22  # numbers per temporary array: 32 MB of float64
 _ROUNDING = 1e-10  # of the mean square of a set on a line, below which a variance is none
+_EQUAL = 1e-24  # of the mean square of all members, below which a variance is rounding
 _MEMBERS_FOR_KMEANS = 50_000  # more do not move the centres visibly
 
 
@@ -57,8 +58,8 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
         spread: whether the standard deviations of shares are part of the vector; with ``"both"``, of those in space. The
             points of ``"flow"`` are spread as the set is; there is nothing to leave out there.
         reference: ``"kmeans"``: centres of the members of the training sets; or an array ``(M, D)``.
-        epsilon: entropic regularisation, in units of the mean variance (summed over features) inside a training set;
-            with ``"flow"``, inside each set.
+        epsilon: entropic regularisation, in units of the mean variance (summed over features) inside a training set, or
+            of that between them where each is one place; with ``"flow"``, inside each set.
         size: how the vector says how large a set is, which its distribution forgets: ``"log"`` appends the logarithm of
             the number of members, or of their total weight, ``"append"`` that number itself, None nothing. Distances
             approximate W_2 without that last column.
@@ -236,11 +237,6 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
     def _n_features_out(self) -> int:
         return len(self._names([""] * len(self.mean_)))
 
-    @property
-    def _unit(self) -> float:
-        """In which epsilon and shares are measured: the mean variance, or one where all members are equal."""
-        return self.variance_ or 1.0
-
     def _check_choices(self) -> None:
         if self.by == "flow" and not self.spread:
             raise ValueError("by='flow' has no deviations to leave out; leave spread=True.")
@@ -265,11 +261,14 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
             self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(mean)
         middle = (mean - self.mean_) / self.scale_
         squares = np.array([_mean_squares(part, (part.members - self.mean_) / self.scale_ - middle) for part in parts])
-        total, inside = squares.sum(0) / len(sets)
-        self.variance_ = max(float(inside), 0.0)
+        squares = squares.sum(0) / len(sets)
+        rounding = _EQUAL * (squares[0] + ((mean / self.scale_) ** 2).sum())
+        total, self.variance_ = (float(square) if square > rounding else 0.0 for square in squares)
+        # In which epsilon and shares are measured. Where each set is one place, what is between the sets tells the scale.
+        self._unit = self.variance_ or total or 1.0
         self.reference_: Any = None
         if self.by != "sliced":
-            unit = math.sqrt(max(float(total), np.finfo(float).tiny)) if self.by == "flow" else 1.0
+            unit = math.sqrt(max(total, np.finfo(float).tiny)) if self.by == "flow" else 1.0
             reference = self._centres(sets, random, middle, unit)
             self.reference_ = reference + (0 if self.by == "flow" else middle)
         if self.by in ("both", "sliced"):
@@ -404,9 +403,9 @@ class FlowVectorizer(TransformerMixin, BaseEstimator):
 
 def _mean_squares(sets: Sets, members: NDArray[np.float64]) -> tuple[float, float]:
     """Mean squares of scaled members around zero and around the mean of their set, summed over the sets."""
-    total = float(sets.masses @ (members**2).sum(1))
     centres = sets.sum(sets.masses[:, None] * members)  # (B, D)
-    return total, total - float((centres**2).sum())
+    inside = members - np.repeat(centres, np.diff(sets.ptr), axis=0)
+    return float(sets.masses @ (members**2).sum(1)), float(sets.masses @ (inside**2).sum(1))
 
 
 def _directions(dim: int, random: np.random.RandomState) -> NDArray[np.float64]:
@@ -421,7 +420,7 @@ def _num_distinct(members: Floats, most: int) -> int:
 
     Members that differ in the last digits only are one; k-means would place several centres on them.
     """
-    found, left = 0, members.astype(np.float32)
+    found, left = 0, (members / (np.abs(members).max() or 1.0)).astype(np.float32)
     while len(left) and found < most:
         found, left = found + 1, left[(left != left[0]).any(axis=1)]
     return found

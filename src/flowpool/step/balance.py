@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flowpool.core.constants import BALANCED, COOLING, DEFINITE, HALFWAY, MOST_STEPS, WIDE
 from flowpool.core.measures import Clouds
-from flowpool.engines.devices import opaque
+from flowpool.engines.devices import opaque, refuse_second_derivatives
 from flowpool.step.ragged import arrays, ragged_sums
 
 _NOTHING = 1e-30  # keeps zero by zero away
@@ -41,8 +40,8 @@ class _Balance(torch.autograd.Function):
         return portions, factor
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        refuse_second_derivatives()
         portions, masses, ptr, factor = ctx.saved_tensors
         to_scores, to_masses, to_shares = balance_adjoint(portions, masses, ptr, factor, upstream, ctx.compiled)
         return to_scores, to_masses, to_shares.sum(0), None, None

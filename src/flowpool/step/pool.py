@@ -25,7 +25,7 @@ from flowpool.core.measures import Clouds, check_features, make_clouds
 from flowpool.costs import CostFunction, Geometry
 from flowpool.engines.choice import say_where
 from flowpool.engines.devices import HOST, carried, opaque, precision_on
-from flowpool.inputs import check_choice, check_flag, check_like, checked_epsilon, checked_point_masses
+from flowpool.inputs import check_choice, check_flag, check_like, check_plain, checked_epsilon, checked_point_masses
 from flowpool.options import ENGINES, Engine
 from flowpool.step.balance import balanced
 from flowpool.step.ragged import leaves_device, products_of_rows, sums_of_products, use_kernels
@@ -105,6 +105,7 @@ def transport_pool(
     second derivative is refused. A graph with NaN or infinite features has NaN rows, and touches no gradient of others.
     """
     check_features(nodes)
+    check_plain(nodes)
     references.check_shape(reference, nodes.shape[1])
     if reference.device != nodes.device:
         raise ValueError(f"reference is on {reference.device}, nodes are on {nodes.device}; move one of them.")
@@ -112,6 +113,7 @@ def transport_pool(
     check_flag("free", free)
     check_choice("engine", engine, ENGINES)
     given = costs.resolve(cost)
+    costs.check_width(given, nodes.shape[1])
     if not costs.is_weighing(given):
         raise ValueError(
             f"One step knows the squared Euclidean and the diagonal Mahalanobis cost, not {given}; "

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flowpool.engines.choice import missing_kernels
-from flowpool.engines.devices import opaque
+from flowpool.engines.devices import opaque, refuse_second_derivatives
 from flowpool.options import Engine
 
 
@@ -105,8 +104,8 @@ class _Sums(torch.autograd.Function):
         return ragged_sums(left, right, ptr, compiled)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        refuse_second_derivatives()
         left, right, ptr = ctx.saved_tensors
         to_left, to_right, _, _ = ctx.needs_input_grad
         return (
@@ -125,8 +124,8 @@ class _Products(torch.autograd.Function):
         return ragged_products(rows, matrices, ptr, compiled)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        refuse_second_derivatives()
         rows, matrices, ptr = ctx.saved_tensors
         to_rows, to_matrices, _, _ = ctx.needs_input_grad
         return (

@@ -224,7 +224,7 @@ def _named(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:  # missing, forbidden: named by the system itself
             raise
         reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
-        raise ValueError(f"{path} cannot be read as Parquet: {reason}.") from None
+        raise ValueError(f"{path} cannot be read as Parquet: {reason.rstrip('.')}.") from None
 
 
 def _size_in_memory(metadata: parquet.FileMetaData) -> int:

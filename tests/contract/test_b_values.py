@@ -227,6 +227,12 @@ def test_row_16_a_graph_without_any_mass_is_named(pool: Pool) -> None:
         pool(cloud(5, 2), index_of([2, 2, 1]), masses=masses)
 
 
+def test_row_17_masses_that_sum_to_infinity_are_refused(pool: Pool) -> None:
+    masses = torch.tensor([1.0, 1.0, 1e308, 1e308], dtype=torch.float64)
+    with pytest.raises(ValueError, match="graph 1 sum to more than torch.float64 holds"):
+        pool(cloud(4, 2), index_of([2, 2]), masses=masses)
+
+
 class PooledCloud(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """The pooled points of a weighted table as an estimator; ``transform`` gives distances to them."""
 

@@ -80,6 +80,15 @@ def test_divergence_is_differentiable_in_everything():
     assert gradcheck(value, inputs)
 
 
+def test_a_second_derivative_is_refused():
+    """The envelope holds the plans fixed: what it would say of curvatures is wrong."""
+    pair = random_pair(batch=1)
+    x = pair.points.clone().requires_grad_()
+    for value in (sinkhorn_loss(x, pair.nodes, 0.5), sinkhorn_divergence(x, pair.nodes, 0.5)):
+        with pytest.raises(RuntimeError, match="A Sinkhorn loss cannot be differentiated twice"):
+            torch.autograd.grad(value.sum(), x, create_graph=True)
+
+
 def unrolled_loss(geometry, x, y, a, b, level):
     """L_eps by Sinkhorn's iteration in the log domain, every step of it recorded by autograd."""
     cost, f = geometry.matrix(x, y), torch.zeros_like(a)

@@ -57,6 +57,7 @@ def test_one_graph_without_batch_and_selection_of_graphs():
         ({"batch": torch.zeros(6)}, "float32; pass an integer"),
         ({"batch": torch.full((6,), 2**40)}, "do not fit"),
         ({"batch": torch.zeros(6, dtype=torch.long), "num_graphs": 2**40}, "dim_size is 1099511627776"),
+        ({"batch": torch.zeros(6, dtype=torch.long), "num_graphs": 2.0}, "dim_size is 2.0; pass a whole number"),
         ({"ptr": torch.tensor([1, 6])}, r"ptr\[0\] is 1"),
         ({"ptr": torch.tensor([0, 4, 3, 6])}, "falls from 4 to 3 at position 2"),
         ({"ptr": torch.tensor([0, 4])}, r"ptr\[-1\] is 4, but there are 6 nodes"),

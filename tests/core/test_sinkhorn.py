@@ -139,3 +139,15 @@ def test_exact_transport_and_wasserstein_distance():
     assert torch.allclose(plan.sum(0), B[0]) and torch.allclose(plan.sum(1), A[0])
     entropic = sinkhorn.solve(COST[:1], A[:1], B[:1], epsilon(0.002, 1)).plan[0]
     assert value - 1e-12 <= (entropic * COST[0]).sum() <= value + 0.01
+
+
+def test_the_wasserstein_distance_feels_neither_an_offset_nor_a_unit():
+    """With more than 25 points PyTorch would take differences of squares, and POT takes tiny costs for nothing."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (3, 40))
+    expected = float(sinkhorn.wasserstein(x, y))
+    assert float(sinkhorn.wasserstein(x + 1e8, y + 1e8)) == pytest.approx(expected, rel=1e-7)
+    assert float(sinkhorn.wasserstein((x + 1e3).float(), (y + 1e3).float())) == pytest.approx(expected, rel=1e-4)
+    for unit in (1e-9, 1e9):
+        assert float(sinkhorn.wasserstein(unit * x, unit * y)) == pytest.approx(unit * expected, rel=1e-9)
+    assert float(sinkhorn.wasserstein(x[:1], x[:1])) == 0.0

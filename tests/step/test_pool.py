@@ -344,3 +344,14 @@ def test_autocast_and_masses_of_another_precision():
 def test_mistakes_are_named(options, error, message):
     with pytest.raises(error, match=message):
         free_pool(NODES, BATCH, **{"reference": POINTS, "epsilon": 0.7, **options})
+
+
+@pytest.mark.parametrize("engine", ["compiled", "torch"])
+def test_a_reference_far_away_gets_its_shares(engine):
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        nodes = torch.randn(45, 3, generator=generator).double() + 1e3 * torch.randn(3, generator=generator).double()
+        for count in (2, 3):
+            reference = 1e3 * torch.randn(count, 3, generator=generator).double()
+            found = transport_pool(nodes, reference=reference, epsilon=0.06, relative=False, engine=engine)
+            assert torch.allclose(found.masses, torch.full_like(found.masses, 1 / count), rtol=1e-6)

@@ -68,10 +68,11 @@ MISPLACED = 0.3  # and no more of the mass of a point, which a smaller epsilon w
 ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 DAMPING = 1e-3  # of Newton at first, in units of the error that is left
+PIVOTS = 2**31 - 1  # of exact transport by POT, which gives what it has at its own limit; 5,000 points reach that
 
 # The transport that gives every point the same share (flowpool.step.balance)
 BALANCED = 1e-10  # error of the shares in units of 1/M that is enough; the last Newton step squares it
-HALFWAY = 0.1  # the same, before epsilon is lowered further
+HALFWAY = 0.01  # the same, before epsilon is lowered further; with 0.1 few points far away left whole nodes unshared
 COOLING = 4.0
 WIDE = 30.0  # range of the scores of a node, in units of epsilon, above which epsilon is approached from above
 MOST_STEPS = 200

@@ -23,6 +23,7 @@ from flowpool import costs
 from flowpool.core import sinkhorn
 from flowpool.core.constants import FURTHER
 from flowpool.core.directions import Directions, leading_directions
+from flowpool.core.once import once
 from flowpool.core.records import lazy, take
 from flowpool.core.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan, SelfTransport, Transport
 from flowpool.costs import CostFunction, Geometry
@@ -246,9 +247,9 @@ def sinkhorn_loss(
     masses: Tensor | None = None,
     cost: str | CostFunction = "sqeuclidean",
 ) -> Tensor:
-    """L_eps between clouds ``(B, M, D)`` and ``(B, N, D)``, ``(B,)``; differentiable in everything.
+    """L_eps between clouds ``(B, M, D)`` and ``(B, N, D)``, ``(B,)``; differentiable in everything, once.
 
-    The derivative is the envelope's: ``dL = <P, dC> + <f, da> + <g, db> - H(P) d epsilon``.
+    The derivative is the envelope's: ``dL = <P, dC> + <f, da> + <g, db> - H(P) d epsilon``, with the plan as it is.
     """
     energy = make_energy(points, nodes, epsilon, point_masses, masses, cost)
     matrix = energy.geometry.matrix(points, nodes)
@@ -258,13 +259,14 @@ def sinkhorn_loss(
         value = solved.value(matrix, a, b, eps)
         dual = torch.where(b > 0, solved.dual_potential(matrix, b, eps), 0.0)
         entropy: Tensor = -torch.special.xlogy(solved.plan, solved.plan).sum((-1, -2))
-    return (
+    loss = (
         value
         + (solved.plan * (matrix - matrix.detach())).sum((-1, -2))
         + (solved.potential * (energy.point_masses - a.detach())).sum(-1)
         + (dual * (energy.masses - b.detach())).sum(-1)
         - entropy * (energy.epsilon - eps.detach())
     )
+    return once(loss, "A Sinkhorn loss")
 
 
 def sinkhorn_divergence(

@@ -121,9 +121,9 @@ def graphs_of(
             raise TypeError(f"masses is a {type(masses).__name__}; pass a tensor of shape (num_nodes,), or None.")
         require_like(masses, nodes, "masses")
     num_nodes = nodes.shape[0]
-    if num_graphs is not None and not 0 <= num_graphs <= _MOST_GRAPHS:
+    if isinstance(num_graphs, float) or num_graphs is not None and not 0 <= num_graphs <= _MOST_GRAPHS:
         raise ValueError(
-            f"dim_size is {num_graphs}; pass a number of graphs from 0 to {_MOST_GRAPHS} that fits in memory."
+            f"dim_size is {num_graphs}; pass a whole number of graphs from 0 to {_MOST_GRAPHS} that fits in memory."
         )
     if ptr is not None:
         offsets = checked_ptr(ptr, num_nodes, num_graphs)
@@ -239,6 +239,11 @@ def _check_totals(masses: Tensor, graph: Tensor, count: int) -> None:
         raise ValueError(
             f"All masses of graph {int(weightless.nonzero()[0])} are zero. Give at least one of its nodes a positive "
             "mass, or leave the graph's nodes out to pool it as an empty graph."
+        )
+    endless = ~total.isfinite()
+    if bool(endless.any()):
+        raise ValueError(
+            f"The masses of graph {int(endless.nonzero()[0])} sum to more than {total.dtype} holds. Divide them by their largest."
         )
 
 

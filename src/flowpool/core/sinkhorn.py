@@ -25,7 +25,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flowpool.core import definite
-from flowpool.core.constants import DAMPING, LOOSE, MATCHING, MAX_ITERATIONS, MISPLACED, MOST_STAGES, ROUNDING, STAGE
+from flowpool.core.constants import (
+    DAMPING,
+    LOOSE,
+    MATCHING,
+    MAX_ITERATIONS,
+    MISPLACED,
+    MOST_STAGES,
+    PIVOTS,
+    ROUNDING,
+    STAGE,
+)
 from flowpool.core.records import sent
 
 _HOPELESS = 12  # refused steps in a row after which rounding has the last word
@@ -410,8 +420,9 @@ def exact_transport(cost: Tensor, point_masses: Tensor, masses: Tensor) -> tuple
         import ot
     except ImportError as error:
         raise ImportError("Exact transport needs POT: pip install 'flowpool[lab]'.") from error
-    arrays = (x.detach().cpu().double().numpy() for x in (point_masses, masses, cost))
-    plan = torch.from_numpy(np.asarray(ot.emd(*arrays))).to(cost)
+    given, taken, costs = (x.detach().cpu().double().numpy() for x in (point_masses, masses, cost))
+    unit = float(costs.max()) or 1.0  # POT takes what is below some absolute size for nothing
+    plan = torch.from_numpy(np.asarray(ot.emd(given, taken, costs / unit, numItermax=PIVOTS))).to(cost)
     return plan, (plan * cost).sum()
 
 
@@ -421,5 +432,7 @@ def wasserstein(
     """The exact distance W_p between the clouds ``(M, D)`` and ``(N, D)``, uniform unless masses are given."""
     point_masses = points.new_full((len(points),), 1 / len(points)) if point_masses is None else point_masses
     masses = nodes.new_full((len(nodes),), 1 / len(nodes)) if masses is None else masses
-    _, value = exact_transport(torch.cdist(points, nodes).pow(power), point_masses, masses)
+    # Not by products: a difference of squares would lose the distance of clouds that are far from zero.
+    apart = torch.cdist(points, nodes, compute_mode="donot_use_mm_for_euclid_dist")
+    _, value = exact_transport(apart.pow(power), point_masses, masses)
     return value.pow(1 / power)

@@ -104,11 +104,3 @@ def copied_across(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
         # A copy for each: no two results of an operator may share memory, and one may be changed in place.
         found[place] = row.view(tensors[place].dtype).view(tensors[place].shape).clone()
     return found
-
-
-def refuse_second_derivatives() -> None:
-    """Raises in a backward pass that is itself to be differentiated."""
-    # Grad mode is on in a backward pass only under create_graph. Not every input makes the result require a gradient,
-    # so that a check of the result alone would let a wrong second derivative through.
-    if torch.is_grad_enabled():
-        raise RuntimeError("Pooling cannot be differentiated twice; call backward or grad without create_graph.")

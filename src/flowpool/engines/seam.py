@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flowpool.core.once import refuse_second_derivatives
 from flowpool.costs import Geometry
-from flowpool.engines.devices import readable, refuse_second_derivatives
+from flowpool.engines.devices import readable
 from flowpool.options import Options
 
 _OF_COST = "cost."  # before the name of a parameter of the cost

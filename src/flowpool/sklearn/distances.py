@@ -14,10 +14,10 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils._tags import Tags
 from sklearn.utils.validation import check_is_fitted
 
+from flowpool.core.constants import PIVOTS
 from flowpool.sklearn.sets import Sets, read_sets
 
 _ENTRIES_AT_ONCE = 2**22  # numbers per temporary array: 32 MB
-_PIVOTS = 2**31 - 1  # no limit in practice: POT gives what it has at its own, which 5,000 points reach
 
 
 def wasserstein_distances(
@@ -162,7 +162,7 @@ def _transport_cost(costs: NDArray[np.float64], masses_a: NDArray[np.float64], m
     except ImportError as error:
         raise ImportError("Clouds of different sizes or masses need POT: pip install 'flowpool[sklearn]'.") from error
     unit = float(costs.max()) or 1.0  # POT takes what is below some absolute size for nothing
-    return unit * float(ot.emd2(masses_a, masses_b, np.ascontiguousarray(costs / unit), numItermax=_PIVOTS))
+    return unit * float(ot.emd2(masses_a, masses_b, np.ascontiguousarray(costs / unit), numItermax=PIVOTS))
 
 
 def _shown(clouds: list[Sets], verbose: bool) -> Any:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from flowpool.core.constants import BALANCED, COOLING, DEFINITE, HALFWAY, MOST_STEPS, WIDE
 from flowpool.core.measures import Clouds
-from flowpool.engines.devices import opaque, refuse_second_derivatives
+from flowpool.core.once import refuse_second_derivatives
+from flowpool.engines.devices import opaque
 from flowpool.step.ragged import arrays, ragged_sums
 
 _NOTHING = 1e-30  # keeps zero by zero away

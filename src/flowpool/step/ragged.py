@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowpool.core.once import refuse_second_derivatives
 from flowpool.engines.choice import missing_kernels
-from flowpool.engines.devices import opaque, refuse_second_derivatives
+from flowpool.engines.devices import opaque
 from flowpool.options import Engine
 
 

@@ -89,7 +89,8 @@ PRESETS = {
             "errica": Grid((32, 64), (0.01, 0.001), ("loss", "accuracy")),
         },
     ),
-    # As strong as the networks of the field: with a plain sum it has what Errica et al. published for GIN, or more.
+    # Of the field's strength. With a plain sum it has more than the GIN of Errica et al. on PROTEINS and IMDB-BINARY, on
+    # ENZYMES only with the grid, and less on NCI1 without it: docs/results.md.
     "strong": Preset(
         Shape("gin", size="append", norm="both", jumping=True, hidden=64, dropout=0.5, standardise=True, num_points=8),
         Schedule(max_epochs=80, patience=80, weight_decay=1e-2, cosine=True, settling=0.25),

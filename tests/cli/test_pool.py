@@ -192,6 +192,21 @@ def test_kill_9_loses_nothing(folder: Path) -> None:
     assert not Path("out.parquet.parts").exists()
 
 
+def test_a_second_run_into_the_same_output_is_refused(folder: Path) -> None:
+    assert run("in", "whole.parquet").exit_code == 0
+    job, store = make_job(ParquetSource.of(Path("in")), Settings(), Path("out.parquet"))
+    with store.alone():
+        list(job.run(job.source.parts[:2], store))
+        second = run("in", "out.parquet")
+    assert second.exit_code == 1
+    assert second.stderr.startswith(
+        "14 of 42 graphs are in out.parquet.parts already.\nError: Another run is writing to"
+    )
+    assert run("in", "out.parquet").exit_code == 0
+    assert Path("out.parquet").read_bytes() == Path("whole.parquet").read_bytes()
+    assert not list(Path().glob(".*.lock"))
+
+
 def test_bad_rows_are_counted(folder: Path) -> None:
     graph = make_table(1)["x"][0].as_py()
     rows = [graph, None, [], [[float("nan")] * WIDTH, *graph], graph, None]
@@ -330,6 +345,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         (["in", "out.npz"], "Column 'w' is of type list<.*>, but an .npz file"),
         (["in", "nowhere/out"], "The folder nowhere does not exist"),
         (["in", "out", "--address", "auto"], "--address auto needs --on ray"),
+        (["empty.parquet", "out"], "The folder empty.parquet holds no Parquet files."),
         (["nowhere.parquet", "out"], "nowhere.parquet does not exist"),
         (["text.parquet", "out"], r"text.parquet cannot be read as Parquet: .*[^.]\.$"),
         (["mixed", "out"], "1.parquet has other columns than mixed/0.parquet: 'x' is int64 there and"),
@@ -340,6 +356,7 @@ def test_mistakes_end_with_one_sentence_and_code_2(folder: Path, arguments: list
     np.save("wide.npy", np.random.default_rng(0).standard_normal((5, 4)))
     np.save("none.npy", np.zeros((1, 0)))
     Path("full").mkdir()
+    Path("empty.parquet").mkdir()
     Path("full/letter.txt").touch()
     Path("text.parquet").write_text("not a table")
     Path("mixed").mkdir()

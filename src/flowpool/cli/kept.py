@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flowpool.cli.terminal import (
+    MOST_SEED,
     DataOption,
     JsonOption,
     PointsOption,
@@ -56,7 +57,9 @@ def kept(
             "--between", help="What is kept of the distances between graphs, against the number of points, 2 to 16."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of weights, references and choice of graphs.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of weights, references and choice of graphs.", min=0, max=MOST_SEED)
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the table and the plot.")] = Path("runs/kept"),
     data: DataOption = None,
     as_json: JsonOption = False,

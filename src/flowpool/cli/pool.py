@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flowpool.cli.terminal import DataOption, PointsOption, complete_dataset, fail, note, plain_errors, progress
+from flowpool.cli.terminal import (
+    MOST_SEED,
+    DataOption,
+    PointsOption,
+    complete_dataset,
+    fail,
+    note,
+    plain_errors,
+    progress,
+)
 
 if TYPE_CHECKING:
     from flowpool.lab.bulk.sources import Source
@@ -33,7 +42,7 @@ def pool(
             help="Where the flow starts: normal, kmeans (of 50,000 nodes), or a file (.npy, or a table pooled earlier)."
         ),
     ] = "normal",
-    seed: Annotated[int, typer.Option(help="Seed of the reference.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the reference.", min=0, max=MOST_SEED)] = 0,
     divergence: Annotated[bool, typer.Option("--divergence", help="Add a column that says what pooling lost.")] = False,
     on: Annotated[
         Literal["local", "ray"], typer.Option(help="Where to compute: on this machine, or on a Ray cluster.")
@@ -68,7 +77,7 @@ def pool(
         if on == "ray":
             from flowpool.lab.bulk.on_ray import cluster
     try:
-        with progress() as bar:
+        with store.alone(), progress() as bar:
             task = bar.add_task(rows.name, total=rows.num_rows, completed=done, doing="")
             if on == "local" or not parts:
                 for count in job.run(parts, store):
@@ -79,8 +88,8 @@ def pool(
                 with cluster(address):
                     for count in on_ray.run(job, parts, store):
                         bar.advance(task, count)
-        counts = store.statuses(rows.parts)
-        store.finish(rows.parts, job.empty())
+            counts = store.statuses(rows.parts)
+            store.finish(rows.parts, job.empty())
     except KeyboardInterrupt:
         note(f"Stopped. Finished parts are in {store.folder}; the same command continues from there.")
         raise typer.Exit(130) from None

@@ -121,6 +121,8 @@ class ParquetSource(Source):
     def of(path: Path) -> ParquetSource:
         """A file, or all files of a folder; raises ValueError unless they can be read as one table."""
         files = parquet_files(path) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"The folder {path} holds no Parquet files.")
         opened = [_open(file) for file in files]
         first = opened[0].schema_arrow
         for file, other in zip(files, opened, strict=True):

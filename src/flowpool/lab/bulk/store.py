@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from filelock import FileLock, Timeout
 from pyarrow import parquet
 from torch import Tensor
 
@@ -50,6 +51,21 @@ class Store:
         with _told(self.folder):
             self.folder.mkdir(exist_ok=True)
             write_atomically(self.folder / _RECORD, json.dumps(record, indent=1).encode())
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other runs out meanwhile: the one that ends first would take the parts away. Ends with the process, too."""
+        path = self.folder.with_name(f".{self.folder.name}.lock")
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(f"Another run is writing to {self.output}; wait for it, or name another output.") from None
+        try:
+            yield
+        finally:
+            lock.release()
+            path.unlink(missing_ok=True)
 
     def path(self, part: Part) -> Path:
         return self.folder / f"part-{part.number:06}.parquet"

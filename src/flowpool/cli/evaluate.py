@@ -207,7 +207,7 @@ def evaluate(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare pools fairly: the same folds, model, seeds and stopping rule for each.
+    """Compare pools fairly: the same folds, model and seeds for each.
 
     Every finished fold is saved. If the command is killed, run it again: it continues where it stopped. Folds are the published
     ones of Errica et al. (2020) if splits/ in the data folder or beside it has them, else packaged ones, else drawn.

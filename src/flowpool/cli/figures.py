@@ -16,7 +16,10 @@ def figures(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("figures"),
 ) -> None:
-    """Compute the paper's figures: PNG, SVG, the data as CSV, and a caption each."""
+    """Compute the paper's figures.
+
+    Each as PNG and SVG, with its data as CSV, and a caption.
+    """
     with plain_errors():
         from flowpool.lab.figures.bar import make_figures_with_bar
 

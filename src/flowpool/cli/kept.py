@@ -64,7 +64,10 @@ def kept(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what pooling keeps: exact Wasserstein distances from nodes to pooled points, for every pool that gives points."""
+    """Measure how much of the nodes pooled points keep.
+
+    In exact Wasserstein distances from nodes to pooled points, for every pool that gives points.
+    """
     with plain_errors():
         from flowpool.lab.evaluate import load_graphs
         from flowpool.lab.figures import style

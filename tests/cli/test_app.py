@@ -97,7 +97,18 @@ def test_the_version_is_that_of_the_package() -> None:
     assert command("--version").stdout == f"flowpool {flowpool.__version__}\n"
 
 
-def test_the_doctor_needs_no_extra() -> None:
+def test_without_the_extra_one_sentence_names_it() -> None:
+    program = (
+        "import sys; sys.modules['typer'] = None\n"  # what an import of a missing package meets
+        "sys.argv = ['flowpool', '--help']\n"
+        "from flowpool.cli import main; main()"
+    )
+    done = python(program)
+    assert done.returncode == 2
+    assert done.stderr == "The command flowpool needs packages of the extra cli: pip install 'flowpool[cli]'.\n"
+
+
+def test_the_doctor_needs_no_other_extra() -> None:
     extras = ("torch_geometric", "sklearn", "scipy", "ot", "grakel", "pyarrow", "matplotlib", "networkx", "jax")
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({extras!r}))\n"  # what an import of a missing package meets

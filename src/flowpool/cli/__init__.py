@@ -9,14 +9,19 @@ _INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. It can be run where the packages of the command are missing, and says so."""
     if sys.stderr is None:  # closed by the caller, who does not want to hear of anything
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the end
     if sys.stdout is None:
         print("Error: The standard output is closed; send it to a file, or to /dev/null.", file=sys.stderr)
         raise SystemExit(1)
-    from flowpool.cli.app import app
-
+    try:
+        from flowpool.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        print("The command flowpool needs packages of the extra cli: pip install 'flowpool[cli]'.", file=sys.stderr)
+        raise SystemExit(2) from None
     try:
         app(prog_name="flowpool")
     except SystemExit as ended:

@@ -13,7 +13,7 @@ from flowpool.lab.pools.flow_free import FlowFreePool
 from flowpool.lab.pools.flow_kmeans import FlowKMeansPool
 from flowpool.lab.pools.flow_mahalanobis import FlowMahalanobisPool
 from flowpool.lab.pools.flow_step import FlowStepPool
-from flowpool.lab.pools.joined import SumFlowStepPool
+from flowpool.lab.pools.joined import FlowReadoutPool
 from flowpool.nn.readout import FlowReadout
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -97,8 +97,8 @@ def test_free_masses_count_the_nodes_around_each_prototype() -> None:
 
 def test_the_step_is_what_the_readout_computes_between_its_normalisations() -> None:
     normal = (NODES - NODES.mean(0)) / (NODES.var(0, correction=0) + 1e-5).sqrt()
-    pool = POOLS["sum+flow-step"](3, 4, seed=1)
-    assert isinstance(pool, SumFlowStepPool) and isinstance(pool.parts[1], FlowStepPool)
+    pool = POOLS["flow-readout"](3, 4, seed=1)
+    assert isinstance(pool, FlowReadoutPool) and isinstance(pool.parts[1], FlowStepPool)
     readout = FlowReadout(3, 4, reference=pool.parts[1].reference.detach())
     pool.fit(normal, BATCH)
     columns = vector(pool, normal).detach()

@@ -21,7 +21,7 @@ VECTOR_SIZE = {
     "tfgw": 8,
     "flow-free": 25,
     "flow-step": 40,
-    "sum+flow-step": 44,
+    "flow-readout": 44,
     "sum+mean+max": 12,
 }  # the others: POINTS * CHANNELS
 NODE_FILLED = {"sort", "topk", "sag", "haar"}  # one row needs one node

@@ -21,7 +21,7 @@ from flowpool.lab.frozen.published import published, sources
 from flowpool.lab.report import STYLE, section
 from flowpool.lab.statistics import Difference, Summary, summarise
 
-REFERENCE = "flow-both"  # what `FlowVectorizer` gives by default
+REFERENCE = "flow-vectorizer"  # what `FlowVectorizer` gives by default
 
 
 @dataclass(frozen=True)

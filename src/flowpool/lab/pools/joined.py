@@ -57,7 +57,7 @@ class SumMeanMaxPool(_JoinedPool):
         super().__init__([kind(in_channels, num_points) for kind in (SumPool, MeanPool, MaxPool)])
 
 
-class SumFlowStepPool(_JoinedPool):
+class FlowReadoutPool(_JoinedPool):
     """The sum, which forgets shape, beside the step, which forgets counts: what `flowpool.FlowReadout` hands over."""
 
     def __init__(self, in_channels: int, num_points: int) -> None:

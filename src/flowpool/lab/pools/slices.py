@@ -12,7 +12,7 @@ from torch_geometric.utils import to_dense_batch
 from flowpool.lab.pools.base import Pool, Readout, graph_sizes, no_loss
 
 
-class PSWEPool(Pool):
+class SlicesPool(Pool):
     """Displacements, slice by slice, of M learned reference points to the quantiles of the nodes.
 
     As many slices as features, so that the vector has the size M * D of the other methods.
@@ -41,7 +41,7 @@ class PSWEPool(Pool):
         return Readout((targets - reference).flatten(1), no_loss(x))
 
 
-class GeneralisedPSWEPool(PSWEPool):
+class GeneralisedSlicesPool(SlicesPool):
     r"""The same along curved slices, :math:`g_l(y) = \langle \theta_l, h(y) \rangle` with an MLP h (Kolouri et al., 2019).
 
     A plain projection is a plane wave; these slices are what the paper calls generalised ones.

@@ -5,19 +5,19 @@ import ot
 import pytest
 import torch
 
-from flowpool.lab.pools.pswe import GeneralisedPSWEPool, PSWEPool, quantiles
+from flowpool.lab.pools.slices import GeneralisedSlicesPool, SlicesPool, quantiles
 
 NO_EDGES = torch.empty(2, 0, dtype=torch.long)
 
 
-def embed(pool: PSWEPool, x: torch.Tensor) -> torch.Tensor:
+def embed(pool: SlicesPool, x: torch.Tensor) -> torch.Tensor:
     vector: torch.Tensor = pool(x, NO_EDGES, torch.zeros(len(x), dtype=torch.long), 1).vector
     return vector.view(len(pool.reference), -1)
 
 
 def test_equals_sorting_when_sizes_match() -> None:
     torch.manual_seed(0)
-    pool, x = PSWEPool(3, 6), torch.randn(6, 3)
+    pool, x = SlicesPool(3, 6), torch.randn(6, 3)
     reference = pool.reference @ pool.slices()
     nodes = x @ pool.slices()
     for column in range(3):
@@ -28,7 +28,7 @@ def test_equals_sorting_when_sizes_match() -> None:
 
 def test_squared_length_is_the_sliced_transport_cost_to_the_reference_when_sizes_match() -> None:
     torch.manual_seed(0)
-    pool, x = PSWEPool(3, 6).double(), torch.randn(6, 3, dtype=torch.float64)
+    pool, x = SlicesPool(3, 6).double(), torch.randn(6, 3, dtype=torch.float64)
     slices = pool.slices().detach()
     costs = ot.wasserstein_1d((x @ slices).numpy(), (pool.reference.detach() @ slices).numpy(), p=2)
     np.testing.assert_allclose((embed(pool, x) ** 2).mean(0).detach().numpy(), costs, rtol=1e-10)
@@ -36,8 +36,8 @@ def test_squared_length_is_the_sliced_transport_cost_to_the_reference_when_sizes
 
 def test_generalised_slices_are_plain_ones_behind_a_network() -> None:
     torch.manual_seed(0)
-    pool, x = GeneralisedPSWEPool(3, 6).double(), torch.randn(6, 3, dtype=torch.float64)
-    plain = PSWEPool(3, 6).double()
+    pool, x = GeneralisedSlicesPool(3, 6).double(), torch.randn(6, 3, dtype=torch.float64)
+    plain = SlicesPool(3, 6).double()
     first, second = pool.network.lins
 
     def bent(rows: torch.Tensor) -> torch.Tensor:
@@ -52,13 +52,13 @@ def test_generalised_slices_are_plain_ones_behind_a_network() -> None:
 
 def test_order_does_not_matter() -> None:
     torch.manual_seed(0)
-    pool, x = PSWEPool(3, 4), torch.randn(9, 3)
+    pool, x = SlicesPool(3, 4), torch.randn(9, 3)
     torch.testing.assert_close(embed(pool, x.flip(0)), embed(pool, x))
 
 
 def test_reference_itself_is_embedded_at_the_origin() -> None:
     torch.manual_seed(0)
-    pool = PSWEPool(3, 4)
+    pool = SlicesPool(3, 4)
     torch.testing.assert_close(embed(pool, pool.reference.detach()), torch.zeros(4, 3))
 
 

@@ -1,6 +1,6 @@
 """FlowPool as a function: node features in, M points per graph out (sections 5 to 8 of the paper).
 
-:func:`flow_pool` checks its input once, makes a :class:`~flowpool.engines.seam.Problem` of it and hands that to an engine.
+:func:`flow_pool` checks its input once, makes a :class:`~flowpool.engines.interface.Problem` of it and hands that to an engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flowpool.core.updates import UpdateStep
 from flowpool.costs import CostFunction, Geometry
 from flowpool.engines import choice, compiled, operators, torch_engine
 from flowpool.engines.devices import HOST, carried, precision_on
-from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
+from flowpool.engines.interface import BackwardReport, Problem, Solution, pooled_by
 from flowpool.failures import act_on_failures
 from flowpool.inputs import check_choice, check_plain, checked_epsilon, checked_point_masses
 from flowpool.kernels.errors import KernelError

@@ -15,7 +15,7 @@ from flowpool.core.flow import Flowed
 from flowpool.core.records import lazy
 from flowpool.engines import torch_engine as batching
 from flowpool.engines.devices import readable
-from flowpool.engines.seam import BackwardReport
+from flowpool.engines.interface import BackwardReport
 from flowpool.engines.torch_engine import Framed
 from flowpool.status import Status
 

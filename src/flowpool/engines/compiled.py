@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowpool.core.constants import RIDGE, hull_tolerance
-from flowpool.engines.seam import Gradients, Problem, Solution
+from flowpool.engines.interface import Gradients, Problem, Solution
 
 
 def solve(problem: Problem) -> Solution:

@@ -15,7 +15,7 @@ from flowpool.core.measures import graphs_of
 from flowpool.costs import Geometry, Mahalanobis, SquaredEuclidean
 from flowpool.engines import compiled
 from flowpool.engines.devices import UNRECORDED
-from flowpool.engines.seam import Problem, Solution
+from flowpool.engines.interface import Problem, Solution
 from flowpool.options import Options
 
 # A problem of the compiled engine as arguments of an operator: eight tensors, the last of them the parameter of a diagonal
@@ -64,7 +64,7 @@ def _(
 
 @torch.library.custom_op("flowpool::solve", mutates_args=(), tags=UNRECORDED, schema=f"({_GIVEN}) -> Tensor[]")
 def solve(*given: Any) -> list[Tensor]:
-    """The fields of :class:`flowpool.engines.seam.Solution`; ``ridge`` is for the backward pass."""
+    """The fields of :class:`flowpool.engines.interface.Solution`; ``ridge`` is for the backward pass."""
     return list(compiled.solve(_problem(*given)))
 
 

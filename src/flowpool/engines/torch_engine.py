@@ -28,7 +28,7 @@ from flowpool.core.measures import Clouds, sorted_clouds
 from flowpool.core.records import put
 from flowpool.core.updates import UpdateStep
 from flowpool.costs import Geometry
-from flowpool.engines.seam import Gradients, Problem, Solution
+from flowpool.engines.interface import Gradients, Problem, Solution
 from flowpool.options import Options
 from flowpool.status import Status
 

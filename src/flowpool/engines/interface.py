@@ -1,7 +1,8 @@
-"""The seam between pooling and what computes it: an engine is two functions on three records.
+"""What lies between pooling and the engines that compute it.
 
     solve(Problem) -> Solution
     adjoint(Problem, Solution, cotangent, wanted) -> Gradients
+    plan(Problem, Solution, graph), divergence(Problem, Solution), at_end(Problem, Solution, graph)
 
 :mod:`flowpool.engines.compiled` and :mod:`flowpool.engines.torch_engine` have these functions, and :func:`pooled_by` makes one
 differentiable function of either.
@@ -9,12 +10,14 @@ differentiable function of either.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from flowpool.core.divergence import Energy, Evaluation
 from flowpool.core.once import refuse_second_derivatives
 from flowpool.costs import Geometry
 from flowpool.engines.devices import readable
@@ -76,33 +79,32 @@ class Problem:
 
 
 class Solution(NamedTuple):
-    """Pooled points of B graphs, and what their gradients, plans and divergences are computed from.
+    """Pooled points of B graphs.
 
     Attributes:
         points: X*, in the precision of the nodes, ``(B, M, D)``; zeros for an empty graph, NaN for a broken one.
         residual: ``(B,)``, NaN for broken graphs.
         steps: ``(B,)`` int64.
         status: :class:`flowpool.Status` codes, ``(B,)`` int8.
-        singular: the Hessian has flat directions, ``(B,)`` bool.
-        inside: X* in the frames of the graphs, ``(B, M, D)``; zeros for graphs without a flow.
-        potential: f, ``(B, M)``.
-        self_potential: h, ``(B, M)``.
-        order: which node of the caller stands at each place when they are sorted, ``(N,)``.
-        nodes, masses, frames: what the compiled engine keeps for its backward pass; empty otherwise.
+        state: what the engine keeps for gradients, plans and divergences; nobody else reads it. None of it is memory of the
+            caller's tensors.
     """
 
     points: Tensor
     residual: Tensor
     steps: Tensor
     status: Tensor
-    singular: Tensor
-    inside: Tensor
-    potential: Tensor
-    self_potential: Tensor
-    order: Tensor
-    nodes: Tensor
-    masses: Tensor
-    frames: Tensor
+    state: tuple[Tensor, ...]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors in a row, for autograd and for operators."""
+        return (*self[:4], *self.state)
+
+    @staticmethod
+    def of(tensors: Iterable[Tensor]) -> Solution:
+        """The solution that was put in a row."""
+        points, residual, steps, status, *state = tensors
+        return Solution(points, residual, steps, status, tuple(state))
 
 
 class Gradients(NamedTuple):
@@ -120,13 +122,22 @@ class Gradients(NamedTuple):
 
 
 class Engine(Protocol):
-    """A module with these two functions."""
+    """A module with these functions."""
 
     def solve(self, problem: Problem) -> Solution:
         """The pooled points; nothing is raised for numerical trouble in one graph."""
 
     def adjoint(self, problem: Problem, solution: Solution, cotangent: Tensor, wanted: set[str]) -> Gradients:
         """Gradients in the tensors whose names are wanted, given the gradient in the points, ``(B, M, D)``."""
+
+    def plan(self, problem: Problem, solution: Solution, graph: int) -> Tensor:
+        """The optimal coupling of a graph that is not broken, ``(M, N_g)``, its nodes in the caller's order."""
+
+    def divergence(self, problem: Problem, solution: Solution) -> Tensor:
+        """S_eps(X*, Y), ``(B,)``; zero for graphs that are one point, or empty, anything for broken ones."""
+
+    def at_end(self, problem: Problem, solution: Solution, graph: int) -> tuple[Energy, Evaluation] | None:
+        """What a graph descended, with its gradient at X*; ``None`` if the graph needed no flow."""
 
 
 class BackwardReport:
@@ -169,40 +180,32 @@ class BackwardReport:
 
 def pooled_by(engine: Engine, problem: Problem, report: BackwardReport) -> Solution:
     """The solution of a problem; its points are differentiable in every tensor of the problem."""
-    tensors = problem.tensors()
-    call = _Call(engine, problem.detached(), tuple(tensors), report)
-    return Solution(*_Pool.apply(call, *tensors.values()))
-
-
-class _Call(NamedTuple):
-    engine: Engine
-    problem: Problem  # without autograd history
-    names: tuple[str, ...]
-    report: BackwardReport
+    return Solution.of(_Pool.apply(engine, problem.detached(), report, *problem.tensors().values()))
 
 
 class _Pool(torch.autograd.Function):
     """The pooled points, with the derivative of section 8.2."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        solution = call.engine.solve(call.problem)
-        ctx.call = call
-        ctx.save_for_backward(*tensors, *solution)
+    def forward(
+        ctx: Any, engine: Engine, problem: Problem, report: BackwardReport, *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        solution = engine.solve(problem).tensors()
+        ctx.engine, ctx.problem, ctx.report = engine, problem, report
+        ctx.save_for_backward(*given, *solution)
         ctx.mark_non_differentiable(*solution[1:])
         ctx.set_materialize_grads(False)
-        return tuple(solution)
+        return solution
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        call: _Call = ctx.call
-        names = call.names
+        names, needed = list(ctx.problem.tensors()), ctx.needs_input_grad[3:]
         if upstream is None:
-            return (None,) * (1 + len(names))
+            return (None,) * (3 + len(names))
         saved = ctx.saved_tensors  # also notices a tensor that was changed in place
-        problem = call.problem.having(dict(zip(names, saved[: len(names)], strict=True)))
-        wanted = {name for name, needed in zip(names, ctx.needs_input_grad[1:], strict=True) if needed}
-        found = call.engine.adjoint(problem, Solution(*saved[len(names) :]), upstream, wanted)
-        call.report.conclude(found.residual, found.damped)
-        return (None, *(found.by_name.get(name) if name in wanted else None for name in names))
+        problem = ctx.problem.having(dict(zip(names, saved, strict=False)))
+        wanted = {name for name, is_needed in zip(names, needed, strict=True) if is_needed}
+        found = ctx.engine.adjoint(problem, Solution.of(saved[len(names) :]), upstream, wanted)
+        ctx.report.conclude(found.residual, found.damped)
+        return (None, None, None, *(found.by_name.get(name) if name in wanted else None for name in names))

@@ -18,7 +18,7 @@ def figures(
 ) -> None:
     """Compute the paper's figures: PNG, SVG, the data as CSV, and a caption each."""
     with plain_errors():
-        from flowpool.lab.figures.bar import make_figures_with_bar
+        from flowpool.lab.paper.bar import make_figures_with_bar
 
         for made in make_figures_with_bar(names or [], out, console(stderr=True)):
             typer.echo(f"{made.name}: {made.caption}\n")

@@ -13,7 +13,7 @@ import flowpool
 from flowpool.lab import names
 from flowpool.lab.datasets import KNOWN
 from flowpool.lab.evaluate import SHAPES
-from flowpool.lab.figures import FIGURES
+from flowpool.lab.paper import FIGURES
 from flowpool.lab.pools import POOLS, Pool, pool_class
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(flowpool.__file__).parents[1]), "COLUMNS": "80"}

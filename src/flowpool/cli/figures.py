@@ -21,7 +21,7 @@ def figures(
     Each as PNG and SVG, with its data as CSV, and a caption.
     """
     with plain_errors():
-        from flowpool.lab.figures.bar import make_figures_with_bar
+        from flowpool.lab.paper.bar import make_figures_with_bar
 
         for made in make_figures_with_bar(names or [], out, console(stderr=True)):
             typer.echo(f"{made.name}: {made.caption}\n")

@@ -70,7 +70,7 @@ def kept(
     """
     with plain_errors():
         from flowpool.lab.evaluate import load_graphs
-        from flowpool.lab.figures import style
+        from flowpool.lab.paper import style
         from flowpool.lab.kept import cloud_pools, kept_plot, kept_table, write_csv
 
         chosen = [load_graphs(name, None if data is None else str(data)) for name in datasets or ["MUTAG"]]
@@ -103,7 +103,7 @@ def kept(
 
 def _between(graphs: Sequence[GraphDataset], count: int | None, seed: int, out: Path, as_json: bool) -> None:
     from flowpool.lab.between import METHODS, POINTS, between_plot, between_table, write_csv
-    from flowpool.lab.figures import style
+    from flowpool.lab.paper import style
 
     rows = []
     with progress() as bar:

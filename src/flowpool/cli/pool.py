@@ -19,7 +19,7 @@ from flowpool.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from flowpool.lab.bulk.sources import Source
+    from flowpool.bulk.sources import Source
 
 
 def pool(
@@ -59,8 +59,8 @@ def pool(
     """
     with plain_errors():
         from flowpool.arrow import STATUSES
-        from flowpool.lab.bulk.job import Settings, make_job
-        from flowpool.lab.bulk.store import check_npz
+        from flowpool.bulk.job import Settings, make_job
+        from flowpool.bulk.store import check_npz
         from flowpool.status import Status
 
         if address is not None and on != "ray":
@@ -75,7 +75,7 @@ def pool(
         if done := rows.num_rows - sum(part.stop - part.start for part in parts):
             note(f"{done} of {rows.num_rows} graphs are in {store.folder} already.")
         if on == "ray":
-            from flowpool.lab.bulk.on_ray import cluster
+            from flowpool.bulk.on_ray import cluster
     try:
         with store.alone(), progress() as bar:
             task = bar.add_task(rows.name, total=rows.num_rows, completed=done, doing="")
@@ -83,7 +83,7 @@ def pool(
                 for count in job.run(parts, store):
                     bar.advance(task, count)
             else:
-                from flowpool.lab.bulk import on_ray
+                from flowpool.bulk import on_ray
 
                 with cluster(address):
                     for count in on_ray.run(job, parts, store):
@@ -104,7 +104,7 @@ def pool(
 
 
 def _open(source: str, output: Path, data: Path | None) -> Source:
-    from flowpool.lab.bulk.sources import DatasetSource, ParquetSource, parquet_files
+    from flowpool.bulk.sources import DatasetSource, ParquetSource, parquet_files
 
     path = Path(source)
     if path.suffix == ".parquet" or path.is_dir() and parquet_files(path):

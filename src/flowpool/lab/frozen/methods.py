@@ -195,7 +195,7 @@ def _weisfeiler_lehman(graphs: GraphDataset, rounds: int, num_points: int, seed:
 
 
 METHODS: dict[str, Method] = {
-    "flow-both": _vectors(_flow_vectorizer),
+    "flow-vectorizer": _vectors(_flow_vectorizer),
     "flow-step": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="step")),
     "flow-free": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="free")),
     "flow": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="flow")),

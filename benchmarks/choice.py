@@ -21,7 +21,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
 
 from flowpool.lab.datasets.shapes import nearest_neighbours, standardise
-from flowpool.lab.evaluate import load_graphs
+from flowpool.lab.datasets import load_graphs
 from flowpool.lab.frozen.methods import squared_distances
 from flowpool.lab.frozen.selection import Grid
 from flowpool.lab.leakproof import subset

@@ -40,7 +40,7 @@ def main(
     began = time.perf_counter()
     for cell in chosen:
         for end in reproduction.run_cell(cell, numbers, out, jobs):
-            how = end.reason if isinstance(end, Failure) else f"{100 * end.accuracy:.1f} %"
+            how = end.reason if isinstance(end, Failure) else f"{100 * end.score:.1f} %"
             typer.echo(f"{cell.name}: {end.pool}, repeat {end.repeat}, fold {end.fold}: {how}", err=True)
     table = reproduction.table(chosen, numbers, out)
     typer.echo(table)

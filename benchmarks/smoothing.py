@@ -30,14 +30,15 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, repeat_splits
+from flowpool.lab.datasets import Fold, GraphDataset, draw_folds, load_dataset
 from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.kept import readings
 from flowpool.lab.leakproof import batches, divide, subset
-from flowpool.lab.model import Classifier, Shape, build_model
+from flowpool.lab.model import GraphModel, build_model
+from flowpool.lab.options import Schedule, Shape
 from flowpool.lab.pools import PointPool
 from flowpool.lab.pools.base import graph_sizes
-from flowpool.lab.training import Schedule, train
+from flowpool.lab.training import train
 
 POOLS = ("flow", "diff", "mincut")
 SHAPE = Shape("gin", channels=8, num_points=5)
@@ -66,7 +67,7 @@ def pair_means(cloud: Tensor) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def likeness(model: Classifier, dataset: GraphDataset) -> list[tuple[float, float, float]]:
+def likeness(model: GraphModel, dataset: GraphDataset) -> list[tuple[float, float, float]]:
     """Cosine of the points, cosine of the nodes, and relative distance, of each graph that has different nodes."""
     model.eval()
     pool = model.pool
@@ -125,7 +126,7 @@ def main() -> None:
         if options.count < len(dataset):
             drawn = np.random.default_rng(SEED).permutation(len(dataset))[: options.count]
             dataset = subset(dataset, np.sort(drawn))
-        fold = repeat_splits(dataset.labels, SEED)[0]
+        fold = draw_folds(dataset, "folds", SEED)[0]
         found = [row for pool in POOLS for row in measured(dataset, fold, pool, options.epochs)]
         rows += sorted(found, key=lambda row: row.epochs)
     show(rows)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flowpool.lab.evaluate import load_graphs
+from flowpool.lab.datasets import load_graphs
 from flowpool.lab.frozen.embeddings import OTKE, WEGL, Moments, Sorted
 from flowpool.lab.frozen.methods import weights_of
 from flowpool.sklearn import FlowVectorizer, Propagate, wasserstein_distances

@@ -90,7 +90,7 @@ def pool_arrow(
     if not isinstance(table, pa.Table | pa.RecordBatch):
         raise TypeError(f"table is a {type(table).__name__}; pass a pyarrow Table or RecordBatch.")
     names = [*_RESULTS, "divergence"] if divergence else list(_RESULTS)
-    _check_columns(table.schema, nodes, masses, names)
+    check_columns(table.schema, nodes, masses, names)
     start = _reference(table, nodes, num_points, reference, seed)
     if not isinstance(cost, str):
         raise TypeError(f"cost is a {type(cost).__name__}; pass the name of a cost, which the table can remember.")
@@ -136,13 +136,13 @@ def pooled_reference(schema: pa.Schema) -> Tensor:
 
 def node_width(table: pa.Table | pa.RecordBatch, nodes: str) -> int | None:
     """D: what the type of the column says, else how many features most nodes have; ``None`` if there are no nodes."""
-    _check_columns(table.schema, nodes, None, [])
+    check_columns(table.schema, nodes, None, [])
     entries = table.schema.field(nodes).type.value_type
     if kinds.is_fixed_size_list(entries):
         return int(entries.list_size)
     counts = np.zeros(1, np.int64)
     for part in _parts(table, 1):
-        ragged = _vectors(part.column(nodes))
+        ragged = vectors_of(part.column(nodes))
         found = np.bincount(np.diff(ragged.places[ragged.ptr[0] : ragged.ptr[-1] + 1]), minlength=len(counts))
         found[: len(counts)] += counts
         counts = found
@@ -151,7 +151,7 @@ def node_width(table: pa.Table | pa.RecordBatch, nodes: str) -> int | None:
 
 def finite_nodes(rows: pa.RecordBatch, nodes: str, width: int) -> Tensor:
     """The nodes of all rows that are whole and of that width, without those that are not finite, ``(n, width)``."""
-    ragged = _vectors(rows.column(nodes))
+    ragged = vectors_of(rows.column(nodes))
     values = ragged.rows(~(ragged.null | ragged.any(np.diff(ragged.places) != width)), width)
     return values[values.isfinite().all(1)]
 
@@ -159,7 +159,7 @@ def finite_nodes(rows: pa.RecordBatch, nodes: str, width: int) -> Tensor:
 _RESULTS = ("points", "status", "residual")
 
 
-class _Ragged(NamedTuple):
+class Ragged(NamedTuple):
     """B lists of vectors, or of numbers, as they lie in memory.
 
     Attributes:
@@ -205,12 +205,12 @@ def _pool_rows(
 ) -> list[pa.Array]:
     """Points, status, residual and divergence of some rows."""
     num_points, width = reference.shape
-    ragged = _vectors(rows.column(nodes))
+    ragged = vectors_of(rows.column(nodes))
     code = np.where(ragged.null, _CODES[NULL], _FINE)
     code = _judged(code, ragged.any(np.diff(ragged.places) != width), WRONG_WIDTH)
     weights = None
     if masses is not None:
-        weights = _scalars(rows.column(masses))
+        weights = scalars_of(rows.column(masses))
         code = _judged(code, weights.null, NULL)
         code = _judged(code, _bad_masses(weights, ragged.sizes, _precision(ragged.numbers.dtype)), BAD_MASSES)
     good = code == _FINE
@@ -241,7 +241,7 @@ def _judged(code: np.ndarray, wrong: np.ndarray, name: str) -> np.ndarray:
     return np.where((code == _FINE) & wrong, _CODES[name], code)
 
 
-def _bad_masses(weights: _Ragged, sizes: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+def _bad_masses(weights: Ragged, sizes: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """Rows whose masses are not one number >= 0 per node with a positive total, ``(B,)`` bool."""
     values = weights.numbers.to(dtype).numpy()  # in which a tiny mass may be zero
     wrong = ~(np.isfinite(values) & (values >= 0))
@@ -250,16 +250,16 @@ def _bad_masses(weights: _Ragged, sizes: np.ndarray, dtype: torch.dtype) -> np.n
     return bad
 
 
-def _vectors(column: pa.Array) -> _Ragged:
+def vectors_of(column: pa.Array) -> Ragged:
     ptr, entries = _unpacked(column)
     places, numbers = _unpacked(entries)
     null = _nulls(column) | _any_between(_nulls(entries), ptr) | _any_between(_nulls(numbers), places[ptr])
-    return _Ragged(ptr, places, _shared(numbers), null)
+    return Ragged(ptr, places, _shared(numbers), null)
 
 
-def _scalars(column: pa.Array) -> _Ragged:
+def scalars_of(column: pa.Array) -> Ragged:
     ptr, numbers = _unpacked(column)
-    return _Ragged(
+    return Ragged(
         ptr, np.arange(len(numbers) + 1), _shared(numbers), _nulls(column) | _any_between(_nulls(numbers), ptr)
     )
 
@@ -319,7 +319,7 @@ def _joined(column: pa.ChunkedArray) -> pa.Array:
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
 
-def _check_columns(schema: pa.Schema, nodes: str, masses: str | None, results: list[str]) -> None:
+def check_columns(schema: pa.Schema, nodes: str, masses: str | None, results: list[str]) -> None:
     _check_type(schema, nodes, "lists of lists of numbers, one inner list per node", depth=2)
     if masses is not None:
         _check_type(schema, masses, "lists of numbers, one per node", depth=1)

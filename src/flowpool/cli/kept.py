@@ -69,7 +69,7 @@ def kept(
     In exact Wasserstein distances from nodes to pooled points, for every pool that gives points.
     """
     with plain_errors():
-        from flowpool.lab.evaluate import load_graphs
+        from flowpool.lab.datasets import load_graphs
         from flowpool.lab.paper import style
         from flowpool.lab.kept import cloud_pools, kept_plot, kept_table, write_csv
 

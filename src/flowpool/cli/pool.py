@@ -113,8 +113,18 @@ def _open(source: str, output: Path, data: Path | None) -> Source:
         if output.resolve().is_relative_to(path.resolve()):
             raise ValueError(f"The output {output} is the input {path}, or lies inside it; put it elsewhere.")
         return ParquetSource.of(path)
-    from flowpool.lab.evaluate import load_graphs
+    from flowpool.lab.datasets import Source
 
-    given = path.exists() and (path.suffix == ".zip" or path.is_dir())
-    dataset = load_graphs(path.resolve().stem, str(path)) if given else load_graphs(source, data and str(data))
-    return DatasetSource.of(dataset)
+    given = Source(source, data and str(data), Columns(smiles=smiles))
+    dataset = given.load()
+    for remark in dataset.notes:
+        note(remark)
+    vectors = pa.FixedSizeListArray.from_arrays(dataset.features.numpy().ravel(), dataset.num_features)
+    labels = dataset.labels if dataset.has_classes else dataset.labels[:, 0]
+    columns = {
+        "graph": pa.array(range(len(dataset)), pa.int64()),
+        "label": labels.numpy(),
+        "num_nodes": dataset.node_ptr.diff().numpy(),
+        "x": pa.LargeListArray.from_arrays(dataset.node_ptr.numpy(), vectors),
+    }
+    return TableSource(dataset.name, 1024, pa.table(columns))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from flowpool.explore import fields
 from flowpool.lab.comparison import Row, compare, reference_pool
+from flowpool.lab.metrics import METRICS
 from flowpool.lab.report import describe
-from flowpool.lab.results import ResultError, Store, Task
+from flowpool.lab.results import CONFIGURATION, ResultError, Store
 
-CONFIGURATION, REPORT = "configuration.json", "report.html"
+REPORT = "report.html"
 
 
 def list_all(folder: Path, body: fields.Body) -> dict[str, Any]:
@@ -25,10 +25,9 @@ def answer(folder: Path, body: fields.Body) -> dict[str, Any]:
     fields.require(body, ("run",))
     place = folder_of(folder, fields.text(body, "run"))
     try:
-        configuration = json.loads((place / CONFIGURATION).read_text(encoding="utf-8"))
-        dataset, protocol = configuration["dataset"], configuration["protocol"]
-        files = sorted(place.glob("*/repeat-*-fold-*.json"))
-        results = Store(place, configuration).load_all(_task(file) for file in files)
+        store = Store.open(place)
+        dataset, metric = store.configuration["dataset"], METRICS[store.configuration["metric"]]
+        results = store.load_all(store.tasks())
     except ResultError:
         raise
     except (ValueError, KeyError, TypeError) as error:
@@ -37,12 +36,12 @@ def answer(folder: Path, body: fields.Body) -> dict[str, Any]:
         raise ValueError(f"No fold of {place} is finished yet.")
     pools = list(dict.fromkeys(result.pool for result in results))
     reference = reference_pool(pools)
-    rows = compare(results, pools, reference)
+    rows = compare(results, pools, reference, metric=metric)
     return {
         "dataset": dataset,
-        "about": describe(configuration) if "backbone" in configuration else f"{protocol} protocol",
+        "about": describe(store.configuration),
         "reference": reference,
-        "rows": [_shown(row) for row in sorted(rows, key=lambda row: -row.accuracy.mean)],
+        "rows": [_shown(row) for row in rows],
         "report": _is_inside(folder, place / REPORT),
     }
 
@@ -76,17 +75,12 @@ def _is_inside(folder: Path, file: Path) -> bool:
     return file.is_file() and file.resolve().is_relative_to(folder.resolve())
 
 
-def _task(file: Path) -> Task:
-    _, repeat, _, fold = file.stem.split("-")
-    return Task(file.parent.name, int(repeat), int(fold))
-
-
 def _shown(row: Row) -> dict[str, Any]:
     shown = {
         "pool": row.pool,
-        "folds": [result.accuracy for result in row.results],
-        "mean": row.accuracy.mean,
-        "deviation": row.accuracy.deviation,
+        "folds": [result.score for result in row.results],
+        "mean": row.score.mean,
+        "deviation": row.score.deviation,
     }
     if row.difference is None:
         return shown

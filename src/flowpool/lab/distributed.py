@@ -13,50 +13,61 @@ normalises by its own graphs.
 from __future__ import annotations
 
 import os
-from typing import Annotated, get_args
+from typing import Annotated
 
 import torch
 import typer
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from flowpool.lab.backbones import prepare
-from flowpool.lab.datasets import GraphDataset
-from flowpool.lab.evaluate import folds_of, load_graphs
-from flowpool.lab.leakproof import Graded, Practice, divide
-from flowpool.lab.model import Classifier, Shape, build_model
-from flowpool.lab.names import Backbone
+from flowpool.lab.configuration import Configuration
+from flowpool.lab.datasets import Source
+from flowpool.lab.evaluate import graded
+from flowpool.lab.leakproof import Practice, divide
+from flowpool.lab.metrics import Metric
+from flowpool.lab.model import GraphModel
+from flowpool.lab.names import Backbone, Preset
+from flowpool.lab.networks import LearnedNetwork, NetworkLearner
+from flowpool.lab.options import Schedule
 from flowpool.lab.pools import POOLS
-from flowpool.lab.training import Schedule, Share, Trained, train
+from flowpool.lab.results import Run
+from flowpool.lab.training import Share, Trained, train
+
+
+def evaluate_together(configuration: Configuration, pool: str, fold: int) -> tuple[GraphModel, Trained, Run]:
+    """Trains one model with all processes of the group, and tests it; every process ends with the same weights.
+
+    Args:
+        configuration: with one setting.
+        pool: its name.
+        fold: of the first repeat.
+    """
+    (setting,) = configuration.grid.settings()
+    practice, exam = divide(configuration.prepared, configuration.folds(0)[fold])
+    model = NetworkLearner(configuration, pool).model(practice.graphs, setting, configuration.seed)
+    schedule, metric = configuration.schedule_of(setting), configuration.measure
+    trained = train_together(model, practice, schedule, configuration.seed, metric)
+    learned = LearnedNetwork(model, trained, schedule.batch_size, metric.ranks)
+    return model, trained, graded(learned, exam, metric)
 
 
 def train_together(
-    model: Classifier, dataset: GraphDataset, fold: int, data: str | None, schedule: Schedule, seed: int
-) -> tuple[Trained, Graded]:
-    """Trains the model with all processes of the group, and tests it; every process ends with the same weights.
-
-    Args:
-        model: the same on every process.
-        dataset: prepared for the model's backbone.
-        fold, data: which fold of the first repeat, and where the splits are.
-        schedule, seed: as in `train`.
-    """
-    practice, exam = divide(dataset, folds_of(dataset.name, data, 0)[fold])
-    if distributed.is_initialized():
-        share = Share(distributed.get_rank(), distributed.get_world_size(), agree_with_first)
-        network = DistributedDataParallel(model, find_unused_parameters=has_idle_weights(model, practice))
-        trained = train(model, practice, schedule, seed, network=network, share=share)
-    else:
-        trained = train(model, practice, schedule, seed)
-    return trained, exam.grade(model, schedule.batch_size)
+    model: GraphModel, practice: Practice, schedule: Schedule, seed: int, metric: Metric
+) -> Trained:
+    """`train` by all processes; the model is the same on every one of them."""
+    if not distributed.is_initialized():
+        return train(model, practice, schedule, seed, metric=metric)
+    share = Share(distributed.get_rank(), distributed.get_world_size(), agree_with_first)
+    network = DistributedDataParallel(model, find_unused_parameters=has_idle_weights(model, practice))
+    return train(model, practice, schedule, seed, metric=metric, network=network, share=share)
 
 
-def has_idle_weights(model: Classifier, practice: Practice) -> bool:
+def has_idle_weights(model: GraphModel, practice: Practice) -> bool:
     """Whether some weights get no gradient: some pools pass none to what is before them."""
     part = practice.graphs.batch(practice.train[:2])
-    model.fit(part.x, part.edge_index, part.batch, len(part.y))  # training will fit it again, to all graphs
-    output = model.eval()(part.x, part.edge_index, part.batch, len(part.y))
-    total = output.logits.sum() + output.loss
+    model.fit(part)  # training will fit it again, to all graphs
+    output = model.eval()(part.x, part.edge_index, part.batch, len(part.y), part.edge_features)
+    total = output.outputs.sum() + output.loss
     return None in torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
 
 
@@ -68,7 +79,8 @@ def agree_with_first(values: Tensor) -> None:
 def main(
     dataset: Annotated[str, typer.Argument(help="Name of the dataset.")] = "MUTAG",
     pool: Annotated[str, typer.Option(help="Pool to train.")] = "flow",
-    backbone: Annotated[str, typer.Option(help="sgc, gin or blind.")] = "gin",
+    preset: Annotated[Preset, typer.Option(help="Model and training.")] = "plain",
+    backbone: Annotated[Backbone, typer.Option(help="Network before the pool.")] = "gin",
     channels: Annotated[int, typer.Option(help="Node features that the pool sees.")] = 32,
     points: Annotated[int, typer.Option(help="Points per graph.")] = 5,
     fold: Annotated[int, typer.Option(help="Fold of the published splits.")] = 0,
@@ -77,23 +89,21 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of weights and order.")] = 0,
     data: Annotated[str | None, typer.Option(help="Folder with datasets.")] = None,
 ) -> None:
-    """Train one model on all processes that torchrun started, and print its test accuracy."""
-    if pool not in POOLS or backbone not in get_args(Backbone):
-        raise typer.BadParameter(f"pool {pool!r} with backbone {backbone!r}; see flowpool evaluate --help.")
+    """Train one model on all processes that torchrun started, and print its score on the test graphs."""
+    if pool not in POOLS:
+        raise typer.BadParameter(f"pool {pool!r}; see flowpool evaluate --help.")
     together = "RANK" in os.environ  # set by torchrun
     if together:
         distributed.init_process_group("gloo")
     try:
-        chosen: Backbone = backbone  # type: ignore[assignment]
-        graphs = prepare(load_graphs(dataset, data), chosen, "normalised" if backbone == "sgc" else None)
-        shape = Shape(backbone=chosen, channels=channels, num_points=points)
-        model = build_model(pool, shape, graphs.num_features, graphs.num_classes, seed)
-        schedule = Schedule(batch_size=batch_size, max_epochs=max_epochs)
-        trained, graded = train_together(model, graphs, fold, data, schedule, seed)
+        given = {"backbone": backbone, "channels": (channels,), "num_points": points}
+        given |= {"batch_size": batch_size, "max_epochs": max_epochs}
+        configuration = Configuration.made(Source(dataset, data), "paper", preset, None, seed, given)
+        model, trained, run = evaluate_together(configuration, pool, fold)
         if not together or distributed.get_rank() == 0:
             weights = sum(float(w.detach().double().abs().sum()) for w in model.parameters())
             typer.echo(
-                f"{dataset} fold {fold}, {pool}: accuracy {graded.accuracy:.4f}, validation loss "
+                f"{dataset} fold {fold}, {pool}: {configuration.measure.name} {run.score:.4f}, validation loss "
                 f"{trained.validation_loss:.6f} at epoch {trained.best_epoch + 1} of {len(trained.curve.train_loss)}, "
                 f"sum of |weights| {weights:.6f}, {trained.seconds:.1f} s on "
                 f"{distributed.get_world_size() if together else 1} processes"

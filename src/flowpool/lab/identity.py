@@ -14,23 +14,22 @@ from flowpool.lab.datasets import Fold, GraphDataset
 # Parts of the package that show or move results, and decide none.
 _SHOWING = (
     "__main__.py",
+    "bulk",
     "cli",
     "explore",
     "lab/between.py",
-    "bulk",
     "lab/comparison.py",
     "lab/compile.py",
     "lab/doctor.py",
+    "lab/on_ray.py",
     "lab/paper",
     "lab/frozen/published.py",
-    "lab/frozen/summary.py",
     "lab/kept.py",
     "lab/plots.py",
     "lab/report.py",
-    "lab/paper/grid.py",
     "lab/speed",
 )
-_PACKAGES = ("flowpool", "torch", "numpy", "numba", "torch_geometric", "scikit-learn", "POT")
+_PACKAGES = ("flowpool", "torch", "numpy", "numba", "torch_geometric", "scikit-learn", "POT", "rdkit")
 
 
 @cache
@@ -52,8 +51,8 @@ def of_packages() -> dict[str, str]:
 
 def of_graphs(dataset: GraphDataset) -> str:
     digest = hashlib.sha256()
-    masses = () if dataset.masses is None else (dataset.masses,)
-    for part in (dataset.features, dataset.node_ptr, dataset.edge_index, dataset.edge_ptr, dataset.labels, *masses):
+    more = [part for part in (dataset.masses, dataset.edge_features) if part is not None]
+    for part in (dataset.features, dataset.node_ptr, dataset.edge_index, dataset.edge_ptr, dataset.labels, *more):
         digest.update(f"{part.dtype}{tuple(part.shape)};".encode())
         digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()

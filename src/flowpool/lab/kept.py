@@ -47,8 +47,9 @@ from flowpool.lab.paper import style
 from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.leakproof import batches, subset
 from flowpool.lab.model import derived_seed
+from flowpool.lab.options import MOST_POINTS, check_count
 from flowpool.lab.pools import POOLS, PointPool
-from flowpool.lab.pools.base import MOST_POINTS, check_count, graph_sizes
+from flowpool.lab.pools.base import graph_sizes
 from flowpool.lab.pools.mincut import MinCutPool
 from flowpool.lab.pools.sag import SAGPool
 from flowpool.lab.pools.struct import StructPool

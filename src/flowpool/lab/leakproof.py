@@ -6,15 +6,16 @@ and their labels are in the `Exam`, which is opened once training is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flowpool.lab.datasets import Fold, Graph, GraphBatch, GraphDataset
-from flowpool.lab.model import Classifier
+from flowpool.lab.datasets import Fold, GraphBatch, GraphDataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,34 +34,23 @@ class Practice:
         return torch.arange(self.num_train, len(self.graphs))
 
 
-@dataclass(frozen=True)
-class Graded:
-    """How a trained model did in an exam; entries in the order of the fold's test graphs."""
-
-    predictions: list[int]
-    labels: list[int]
-
-    @property
-    def accuracy(self) -> float:
-        right = sum(one == other for one, other in zip(self.predictions, self.labels, strict=True))
-        return right / len(self.labels)
-
-
 class Exam:
-    """The test graphs of one fold."""
+    """The test graphs of one fold. Predictions are asked for once, by who has been trained."""
 
     def __init__(self, graphs: GraphDataset) -> None:
         self._graphs = graphs
 
-    def grade(self, model: Classifier, batch_size: int) -> Graded:
-        """The final read-out."""
-        model.eval()
-        predictions: list[int] = []
-        with torch.no_grad():
-            for part in batches(self._graphs, torch.arange(len(self._graphs)).split(batch_size)):
-                output = model(part.x, part.edge_index, part.batch, len(part.y))
-                predictions += output.logits.argmax(1).tolist()
-        return Graded(predictions, self._graphs.labels.tolist())
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @property
+    def labels(self) -> list[Any]:
+        """The truth, for whoever grades."""
+        return self._graphs.labels.tolist()
+
+    def taken_by(self, predict: Callable[[GraphDataset], NDArray[Any]]) -> NDArray[Any]:
+        """What ``predict`` says of the test graphs."""
+        return predict(self._graphs)
 
 
 def divide(dataset: GraphDataset, fold: Fold) -> tuple[Practice, Exam]:
@@ -71,24 +61,27 @@ def divide(dataset: GraphDataset, fold: Fold) -> tuple[Practice, Exam]:
 
 def subset(dataset: GraphDataset, numbers: np.ndarray) -> GraphDataset:
     """The chosen graphs, copied, as a dataset of their own."""
-    chosen: list[Graph] = [dataset[int(number)] for number in numbers]
-    nodes = torch.tensor([0] + [len(graph.x) for graph in chosen])
-    edges = torch.tensor([0] + [graph.edge_index.shape[1] for graph in chosen])
-    masses, sizes = dataset.masses, dataset.node_ptr.diff().tolist()
-    return GraphDataset(
-        name=dataset.name,
-        features=torch.cat([graph.x for graph in chosen]),
-        node_ptr=nodes.cumsum(0),
-        edge_index=torch.cat([graph.edge_index for graph in chosen], dim=1),
-        edge_ptr=edges.cumsum(0),
-        labels=torch.tensor([graph.y for graph in chosen]),
-        class_names=dataset.class_names,
-        masses=None if masses is None else _chosen(masses.split(sizes), numbers),
+    chosen = torch.as_tensor(numbers, dtype=torch.int64)
+    part, masses = dataset.batch(chosen), dataset.masses
+    nodes, edges = dataset.node_ptr.diff()[chosen], dataset.edge_ptr.diff()[chosen]
+    starts = torch.repeat_interleave(nodes.cumsum(0) - nodes, edges)  # (E,)
+    parts = () if masses is None else masses.split(dataset.node_ptr.diff().tolist())
+    return replace(
+        dataset,
+        features=part.x,
+        node_ptr=_ends(nodes),
+        edge_index=part.edge_index - starts,
+        edge_ptr=_ends(edges),
+        labels=part.y,
+        masses=None if masses is None else torch.cat([parts[number] for number in chosen.tolist()]),
+        edge_features=part.edge_features,
+        keys=None,
+        folds=None,
     )
 
 
-def _chosen(parts: Sequence[Tensor], numbers: np.ndarray) -> Tensor:
-    return torch.cat([parts[int(number)] for number in numbers])
+def _ends(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
 def batches(graphs: GraphDataset, parts: Sequence[Tensor]) -> Iterator[GraphBatch]:
@@ -110,13 +103,14 @@ def batches(graphs: GraphDataset, parts: Sequence[Tensor]) -> Iterator[GraphBatc
             whole.edge_index[:, own_edges] - own_nodes.start,
             whole.batch[own_nodes] - first_graph,
             whole.y[first_graph:last_graph],
+            None if whole.edge_features is None else whole.edge_features[own_edges],
         )
         first_graph = last_graph
 
 
 def _starts(sizes: Tensor, parts: Sequence[Tensor]) -> list[int]:
     """Where each part begins, and the end, if the graphs of these sizes stand one after the other."""
-    ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    ends = _ends(sizes)
     graphs = torch.tensor([0] + [len(part) for part in parts]).cumsum(0)
     starts: list[int] = ends[graphs].tolist()
     return starts

@@ -1,98 +1,58 @@
-"""The classifier that every pool is put into: backbone, pool, head, and what all pools share."""
+"""The model that every pool is put into: backbone, pool, head, and what all pools share."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
 
 from flowpool.lab.backbones import build_backbone
-from flowpool.lab.names import Backbone, Norm, Padding, Size
+from flowpool.lab.datasets import GraphBatch
+from flowpool.lab.options import FlowSettings, Shape
 from flowpool.lab.padding import pad
-from flowpool.lab.pools import POOLS, FlowSettings, Pool, Readout
-from flowpool.lab.pools.base import MOST_POINTS, check_count
+from flowpool.lab.pools import POOLS, Pool, Readout
 from flowpool.lab.pools.joined import PerLayerPool
 
-MOST_LAYERS = 100
 _CONSTANT = 1e-6  # deviation over mean of a feature that does not vary, up to the rounding of single precision
 
 
 class Output(NamedTuple):
-    logits: Tensor  # (B, C)
+    outputs: Tensor  # (B, C), scores of classes; or (B, T), numbers in units of their deviation over training graphs
     loss: Tensor  # (), the pool's auxiliary loss
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The model apart from its pool; the same for every pool.
-
-    Attributes:
-        backbone: see `flowpool.lab.backbones`.
-        channels: d, node features that the pool sees.
-        num_points: number of points, M.
-        size: the number of nodes N that a mean or a measure forgets: not handed over, appended to the pooled vector
-            in units of the mean N of the training graphs, or multiplied into it.
-        norm: BatchNorm before the pool, on the vector before the head, both, or none.
-        padding: what the pool sees: the nodes alone, or every graph padded with rows of zeros to the size of the
-            largest graph of the dataset, without mass (``"empty"``) or with that of a node (``"mass"``); see
-            `flowpool.lab.padding`.
-        layers: of the backbone gin.
-        jumping: whether each of these layers has a pool of its own, and the vectors are joined.
-        hidden: units of the hidden layer of the head; 0: the head is linear.
-        dropout: share of the units that are left out before each layer of the head.
-        standardise: whether features come standardised by their mean and deviation over the training nodes.
-    """
-
-    backbone: Backbone = "sgc"
-    channels: int = 8
-    num_points: int = 5
-    size: Size = "none"
-    norm: Norm = "none"
-    padding: Padding = "none"
-    layers: int = 2
-    jumping: bool = False
-    hidden: int = 0
-    dropout: float = 0.0
-    standardise: bool = False
-
-    def __post_init__(self) -> None:
-        if self.size not in get_args(Size):
-            raise ValueError(f"Unknown size {self.size!r}; pass {', '.join(get_args(Size))}.")
-        if self.norm not in get_args(Norm):
-            raise ValueError(f"Unknown norm {self.norm!r}; pass {', '.join(get_args(Norm))}.")
-        if self.padding not in get_args(Padding):
-            raise ValueError(f"Unknown padding {self.padding!r}; pass {', '.join(get_args(Padding))}.")
-        check_count(self.channels, "channels", MOST_POINTS)
-        check_count(self.num_points, "points", MOST_POINTS)
-        check_count(self.layers, "layers", MOST_LAYERS)
-
-    @property
-    def pooled_layers(self) -> int:
-        """Layers of the backbone that are pooled."""
-        return self.layers if self.jumping and self.backbone == "gin" else 1
-
-
-class Classifier(nn.Module):
-    """Nodes to class scores.
+class GraphModel(nn.Module):
+    """Nodes to class scores, or to numbers.
 
     Args:
-        backbone: maps ``(N, in_channels)`` and ``(2, E)`` to ``(N, channels)``, or to all pooled layers side by side.
+        backbone: see `build_backbone`; it may hand over all pooled layers side by side.
         pool: maps nodes to one vector per graph.
         in_channels: features of the nodes.
-        num_classes: C.
+        num_outputs: classes C, or numbers T.
         shape: see `Shape`.
         largest: nodes of the largest graph, to which graphs are padded if the shape says so.
+        numbers: whether numbers are predicted. They are learned in units of their deviation over the training graphs.
     """
 
     mean_size: Tensor
     feature_mean: Tensor
     feature_scale: Tensor
+    target_mean: Tensor
+    target_scale: Tensor
 
     def __init__(
-        self, backbone: nn.Module, pool: Pool, in_channels: int, num_classes: int, shape: Shape, largest: int = 0
+        self,
+        backbone: nn.Module,
+        pool: Pool,
+        in_channels: int,
+        num_outputs: int,
+        shape: Shape,
+        largest: int = 0,
+        *,
+        numbers: bool = False,
     ) -> None:
         super().__init__()
         self.padding, self.largest = shape.padding, largest
@@ -103,15 +63,20 @@ class Classifier(nn.Module):
         self.node_norm = nn.BatchNorm1d(channels) if shape.norm in ("nodes", "both") else nn.Identity()
         self.pool = pool
         self.output_norm = nn.BatchNorm1d(width) if shape.norm in ("output", "both") else nn.Identity()
-        self.head = _head(width, num_classes, shape)
+        self.head = _head(width, num_outputs, shape)
         self.register_buffer("mean_size", torch.ones(()))
-        self.standardise = shape.standardise
+        self.standardise, self.numbers = shape.standardise, numbers
         if shape.standardise:
             self.register_buffer("feature_mean", torch.zeros(in_channels))
             self.register_buffer("feature_scale", torch.ones(in_channels))
+        if numbers:
+            self.register_buffer("target_mean", torch.zeros(num_outputs, dtype=torch.float64))
+            self.register_buffer("target_scale", torch.ones(num_outputs, dtype=torch.float64))
 
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Output:
-        nodes = self._nodes(x, edge_index)  # (N, channels)
+    def forward(
+        self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, edge_features: Tensor | None = None
+    ) -> Output:
+        nodes = self._nodes(x, edge_index, edge_features)  # (N, channels)
         vector, loss = self._pooled(nodes, edge_index, batch, num_graphs)  # (B, out_channels)
         if self.size != "none":
             sizes = torch.bincount(batch, minlength=num_graphs).to(vector.dtype).unsqueeze(1)  # (B, 1)
@@ -119,11 +84,25 @@ class Classifier(nn.Module):
             vector = vector * sizes if scaled else torch.cat([vector, sizes / self.mean_size], dim=1)
         return Output(self.head(self.output_norm(vector)), loss)
 
-    def _nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, truth: Tensor, reduction: str = "mean") -> Tensor:
+        """Cross-entropy, or the squared error in units of the deviation of each target."""
+        if not self.numbers:
+            return cross_entropy(outputs, truth, reduction=reduction)
+        wanted = ((truth - self.target_mean) / self.target_scale).to(outputs.dtype)
+        squares = mse_loss(outputs, wanted, reduction=reduction)
+        return squares if reduction == "mean" else squares / truth.shape[1]
+
+    def predictions(self, outputs: Tensor, *, ranks: bool = False) -> Tensor:
+        """Class numbers ``(B,)``, their scores ``(B, C)`` for a ranking, or numbers ``(B, T)`` in the caller's units."""
+        if self.numbers:
+            return outputs * self.target_scale + self.target_mean
+        return outputs if ranks else outputs.argmax(1)
+
+    def _nodes(self, x: Tensor, edge_index: Tensor, edge_features: Tensor | None) -> Tensor:
         """What the pool sees, before padding."""
         if self.standardise:
             x = (x - self.feature_mean) / self.feature_scale
-        nodes: Tensor = self.node_norm(self.backbone(x, edge_index))
+        nodes: Tensor = self.node_norm(self.backbone(x, edge_index, edge_features))
         return nodes
 
     def _pooled(self, nodes: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
@@ -135,31 +114,36 @@ class Classifier(nn.Module):
         return readout
 
     @torch.no_grad()
-    def fit(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> None:
+    def fit(self, part: GraphBatch) -> None:
         """Takes from the training graphs what is fixed before training: size, units of features, the pool's own needs."""
-        self.mean_size.fill_(len(batch) / num_graphs)
+        x, edge_index, batch, y, edge_features = part
+        self.mean_size.fill_(len(batch) / len(y))
+        if self.numbers:
+            deviation, mean = torch.std_mean(y, 0, correction=0)
+            self.target_mean.copy_(mean)
+            self.target_scale.copy_(torch.where(deviation > 0, deviation, 1.0))
         if self.standardise:
             deviation, mean = torch.std_mean(x.double(), 0, correction=0)
             self.feature_mean.copy_(mean)
             self.feature_scale.copy_(torch.where(deviation > _CONSTANT * mean.abs(), deviation, 1.0))
         # In training mode BatchNorm shows the pool what it will see during training.
         self.train()
-        nodes = self._nodes(x, edge_index)
+        nodes = self._nodes(x, edge_index, edge_features)
         if self.padding == "mass":
-            padded = pad(nodes, edge_index, batch, num_graphs, self.largest)
+            padded = pad(nodes, edge_index, batch, len(y), self.largest)
             nodes, batch = padded.nodes, padded.batch
         self.pool.fit(nodes, batch)
 
 
-def _head(width: int, num_classes: int, shape: Shape) -> nn.Module:
+def _head(width: int, num_outputs: int, shape: Shape) -> nn.Module:
     if shape.hidden == 0:
-        return nn.Linear(width, num_classes)
+        return nn.Linear(width, num_outputs)
     return nn.Sequential(
         nn.Dropout(shape.dropout),
         nn.Linear(width, shape.hidden),
         nn.ReLU(),
         nn.Dropout(shape.dropout),
-        nn.Linear(shape.hidden, num_classes),
+        nn.Linear(shape.hidden, num_outputs),
     )
 
 
@@ -167,33 +151,42 @@ def build_model(
     pool: str,
     shape: Shape,
     in_channels: int,
-    num_classes: int,
+    num_outputs: int,
     seed: int,
     *,
+    edge_channels: int = 0,
+    numbers: bool = False,
     flow: FlowSettings | None = None,
     largest: int = 0,
-) -> Classifier:
-    """A classifier with fresh weights.
+) -> GraphModel:
+    """A model with fresh weights.
 
     Each part draws from a seed of its own, so that the backbone starts equal for all pools.
 
     Args:
         pool: its name in `POOLS`.
-        shape, in_channels, num_classes: the model.
+        shape, in_channels, num_outputs, numbers, largest: as in `GraphModel`.
         seed: of all weights.
+        edge_channels: features of the edges.
         flow: settings for pools that run the flow.
-        largest: as in `Classifier`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "backbone"))
-        backbone = build_backbone(shape.backbone, in_channels, shape.channels, shape.layers, jumping=shape.jumping)
+        backbone = build_backbone(
+            shape.backbone,
+            in_channels,
+            shape.channels,
+            shape.layers,
+            jumping=shape.jumping,
+            edge_channels=edge_channels,
+        )
         pools = [
             POOLS[pool](shape.channels, shape.num_points, seed=derived_seed(seed, "pool", *layer), flow=flow)
             for layer in [(), *((number,) for number in range(1, shape.pooled_layers))]
         ]
         pooling = pools[0] if len(pools) == 1 else PerLayerPool(pools)
         torch.manual_seed(derived_seed(seed, "head"))
-        return Classifier(backbone, pooling, in_channels, num_classes, shape, largest)
+        return GraphModel(backbone, pooling, in_channels, num_outputs, shape, largest, numbers=numbers)
 
 
 def derived_seed(*parts: int | str) -> int:

@@ -14,7 +14,8 @@ Norm = Literal["none", "nodes", "output", "both"]
 TrainedProtocol = Literal["paper", "errica"]
 Protocol = Literal["paper", "errica", "frozen"]
 Padding = Literal["none", "empty", "mass"]
-Preset = Literal["plain", "strong"]
+Preset = Literal["plain", "strong", "molecules"]
+Metric = Literal["accuracy", "auc", "rmse", "mae", "r2"]
 Reference = Literal["normal", "kmeans"]
 Gradient = Literal["implicit", "unrolled"]
 UpdateStep = Literal["gradient", "momentum", "adam"]
@@ -28,6 +29,10 @@ DATASETS = (
     "DD",
     "IMDB-BINARY",
     "Mutagenicity",
+    "ESOL",
+    "Lipophilicity",
+    "BACE",
+    "ORBIT5K",
     "DIGITS",
     "MUSK1",
     "MUSK2",

@@ -1,10 +1,11 @@
-"""An evaluation as a page: one HTML file with its tables and pictures inside, which opens without a network."""
+"""An evaluation as a page: one HTML file with its pictures and tables inside, which opens without a network."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -12,32 +13,34 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from flowpool.lab import plots
-from flowpool.lab.comparison import Row, compare, count, percent, points, reference_pool
-from flowpool.lab.evaluate import Configuration, origin_of_folds
 from flowpool.bulk.files import write_atomically
+from flowpool.lab import plots
+from flowpool.lab.comparison import PAPER_TABLE, Row, compare, reference_pool, table
+from flowpool.lab.evaluate import origin_of_folds
+from flowpool.lab.frozen.published import published, sources
+from flowpool.lab.metrics import METRICS, Metric
 from flowpool.lab.pools import FlowSettings
 from flowpool.lab.results import Failure, Store, Task
+from flowpool.lab.statistics import Summary
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 54rem; margin: 2rem auto;
-       padding: 0 1rem }
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #5a5a5a; --paper: #fff; --line: #ddd; --ours: #eef5fb }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e4e4; --soft: #a5a5a5; --paper: #16181b; --line: #3a3d42; --ours: #1d2b38 } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 58rem;
+       margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
-.lead { color: #555; margin-top: 0 }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
+.lead { color: var(--soft); margin-top: 0 } .verdict { font-size: 1.05rem }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; white-space: nowrap }
+th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line) }
 th:first-child, td:first-child { text-align: left }
-th { border-bottom: 2px solid #444; font-weight: 600 }
-tr.reference { background: #f0f6fb }
-img { width: 100%; height: auto } figcaption, .note { color: #555; font-size: .9rem }
-figure { margin: 1rem 0 } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem }
+th { border-bottom: 2px solid var(--soft); font-weight: 600 }
+tr.reference { background: var(--ours) }
+img { width: 100%; height: auto } figcaption, .note { color: var(--soft); font-size: .9rem }
+figure { margin: 1rem 0 } summary { cursor: pointer }
+pre { background: var(--ours); padding: .8rem; overflow-x: auto; font-size: .85rem }
 """
-
-
-def _flow(settings: Mapping[str, Any]) -> str:
-    """The settings of the flow, as far as they are changed."""
-    changed = FlowSettings(**settings).changed()
-    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in changed.items())
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,20 @@ class Conclusion:
     Attributes:
         rows: one per pool, see `flowpool.lab.comparison.compare`.
         reference: the pool that the others are compared with.
+        metric: what is compared.
         configuration: ``Configuration.identity()``.
         folds: which ones, and where they come from.
+        sources: of published numbers that are shown.
         path: the report that was written.
         failures: folds that raised.
     """
 
     rows: list[Row]
     reference: str
+    metric: Metric
     configuration: dict[str, Any]
     folds: str
+    sources: list[str]
     path: Path
     failures: list[Failure]
 
@@ -64,110 +71,126 @@ class Conclusion:
         """Plain data, for JSON."""
         return {
             "configuration": self.configuration,
+            "metric": {"name": self.metric.name, "lower_is_better": self.metric.lower_is_better},
             "folds": self.folds,
             "reference": self.reference,
             "pools": [row.as_data() for row in self.rows],
+            "sources": self.sources,
             "failures": [asdict(failure) for failure in self.failures],
             "report": str(self.path),
         }
 
+    @property
+    def title(self) -> str:
+        return f"{self.configuration['dataset']}: {describe(self.configuration)}; {self.folds}"
 
-def conclude(configuration: Configuration, store: Store, tasks: Sequence[Task]) -> Conclusion:
+    def notes(self) -> list[str]:
+        """What has to be said beside the table."""
+        return [verdict(self), *self.sources, *self.configuration["notes"]]
+
+
+def conclude(store: Store, tasks: Sequence[Task]) -> Conclusion:
     """Compares what the store has of these tasks, at least one result, and writes ``report.html`` beside it."""
-    pools = list(dict.fromkeys(task.pool for task in tasks))
-    reference, identity = reference_pool(pools), configuration.identity()
-    failures = store.load_failures(tasks)
-    rows = compare(store.load_all(tasks), pools, reference, as_in_paper=configuration.is_as_in_paper, failures=failures)
-    path, folds = store.folder / "report.html", origin_of_folds(configuration, tasks)
-    write_atomically(path, html_report(rows, reference, identity, folds, failures).encode())
-    return Conclusion(rows, reference, identity, folds, path, failures)
+    identity, pools = store.configuration, list(dict.fromkeys(task.pool for task in tasks))
+    reference, metric = reference_pool(pools), METRICS[identity["metric"]]
+    failures, dataset = store.load_failures(tasks), identity["dataset"]
+    shown: dict[str, Summary] = {}
+    if identity["as_in_paper"]:
+        shown = PAPER_TABLE
+    elif identity["protocol"] == "frozen":
+        known = {pool: published(pool, dataset) for pool in pools}
+        shown = {pool: Summary(value / 100, 0.0, 0) for pool, value in known.items() if value is not None}
+    results = store.load_all(tasks)
+    rows = compare(results, pools, reference, metric=metric, published=shown, failures=failures)
+    notes = sources(pools, dataset) if identity["protocol"] == "frozen" else []
+    folds = origin_of_folds(identity, [result.task for result in results])
+    path = store.folder / "report.html"
+    concluded = Conclusion(rows, reference, metric, identity, folds, notes, path, failures)
+    write_atomically(path, html_report(concluded).encode())
+    return concluded
 
 
-def html_report(
-    rows: Sequence[Row],
-    reference: str,
-    configuration: Mapping[str, Any],
-    folds: str,
-    failures: Sequence[Failure] = (),
-) -> str:
-    """The page.
-
-    Args:
-        rows: at least one, see `flowpool.lab.comparison.compare`.
-        reference: the pool that the others are compared with.
-        configuration: plain data, shown as it is; ``Configuration.identity()``.
-        folds: which ones, and where they come from.
-        failures: folds that raised.
-    """
-    pictures = [
-        ("Accuracy", plots.accuracy_plot(rows), "Every dot is a fold. Box: middle half of the folds; line: median."),
-        (
-            f"Differences to {reference}",
-            plots.difference_plot(rows, reference),
-            "Fold by fold, on the same graphs. Intervals use the standard error of Nadeau and Bengio, which accounts "
-            "for folds that share training graphs. An interval that holds zero shows no difference.",
-        ),
-        (
-            "Learning curves",
-            plots.learning_plot(rows),
-            "Median over folds, up to the epoch at which half of the folds have stopped.",
-        ),
-        ("Time", plots.time_plot(rows), "One pass over the training and validation graphs, on this machine."),
-    ]
-    name = escape(str(configuration["dataset"]))
+def html_report(concluded: Conclusion) -> str:
+    """The page."""
+    rows, reference, metric = concluded.rows, concluded.reference, concluded.metric
+    name = escape(str(concluded.configuration["dataset"]))
+    star = " Star: published." if any(row.published for row in rows) else ""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>Pooling on {name}</title><style>{STYLE}</style></head><body>",
-        f"<h1>Pooling on {name}</h1><p class='lead'>{escape(describe(configuration))}; {escape(folds)}</p>",
-        f"<p>{escape(verdict(rows, reference, configuration))}</p>",
-        _table(rows, reference),
-        _failures(failures),
-        *(section(*picture) for picture in pictures),
+        f"<h1>Pooling on {name}</h1><p class='lead'>{escape(describe(concluded.configuration))}; "
+        f"{escape(concluded.folds)}</p><p class='verdict'>{escape(verdict(concluded))}</p>",
+        _section(
+            f"Differences to {reference}",
+            lambda: plots.difference_plot(rows, reference, metric),
+            "Fold by fold, on the same graphs, with 95 % intervals by the standard error of Nadeau and Bengio, which accounts "
+            "for folds that share training graphs. A hollow dot: the interval holds zero, and no difference is shown.",
+        ),
+        _table(concluded),
+        "".join(f"<p class='note'>{escape(note)}</p>" for note in (*concluded.sources, *concluded.configuration["notes"])),
+        _failures(concluded.failures),
+        _section("Every fold", lambda: plots.score_plot(rows, metric), f"A dot is a fold, a diamond the mean.{star}"),
+        _section(
+            "Learning curves",
+            lambda: plots.learning_plot(rows),
+            "Median over folds, up to the epoch at which half of the folds have stopped.",
+        ),
+        _section("Score and time", lambda: plots.time_plot(rows, metric), "On this machine, one thread."),
+        _chosen(rows),
         _warnings(rows),
-        "<h2>Configuration</h2>",
-        f"<pre>{escape(json.dumps(configuration, indent=1))}</pre></body></html>",
+        f"<h2>Configuration</h2><details><summary>everything that decides these numbers</summary>"
+        f"<pre>{escape(json.dumps(concluded.configuration, indent=1))}</pre></details></body></html>",
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join(filter(None, parts)) + "\n"
 
 
 def describe(configuration: Mapping[str, Any]) -> str:
     """The configuration in one line."""
+    if configuration["protocol"] == "frozen":
+        rounds = " or ".join(map(str, configuration["rounds"]))
+        return (
+            f"frozen protocol, kernel machine, M={configuration['num_points']}, {rounds} rounds of averaging, "
+            f"seed {configuration['seed']}"
+        )
     propagation = f" ({configuration['propagation']})" if configuration["propagation"] else ""
     channels = " or ".join(map(str, configuration["channels"]))
-    layers = (
-        f" of {' or '.join(map(str, configuration['layers']))} layers" if configuration["backbone"] == "gin" else ""
-    )
-    strong = "strong preset, " if configuration["jumping"] else ""
+    one = configuration["backbone"] in ("sgc", "blind", "linear")
+    layers = "" if one else f" of {' or '.join(map(str, configuration['layers']))} layers"
+    every = ", each of them pooled" if configuration["jumping"] else ""
+    changed = FlowSettings(**configuration["flow"]).changed()
+    flow = "".join(f", {name.replace('_', ' ')} {value}" for name, value in changed.items())
     return (
-        f"{configuration['protocol']} protocol, {strong}backbone {configuration['backbone']}{layers}{propagation}, "
+        f"{configuration['protocol']} protocol, backbone {configuration['backbone']}{layers}{propagation}{every}, "
         f"d={channels}, M={configuration['num_points']}, size: {configuration['size']}, "
         f"BatchNorm: {configuration['norm']}, padding: {configuration['padding']}, "
-        f"at most {configuration['max_epochs']} epochs, seed {configuration['seed']}{_flow(configuration['flow'])}"
+        f"at most {configuration['max_epochs']} epochs, seed {configuration['seed']}{flow}"
     )
 
 
-def verdict(rows: Sequence[Row], reference: str, configuration: Mapping[str, Any]) -> str:
+def verdict(concluded: Conclusion) -> str:
     """What the table says, in a sentence or two."""
-    others = [row for row in rows if row.difference is not None]
+    rows, reference, metric = concluded.rows, concluded.reference, concluded.metric
     own = next((row for row in rows if row.pool == reference), None)
-    if own is None or not others:
+    found = {row.pool: row.difference for row in rows if row.difference is not None}
+    if own is None or not found:
         return "There is nothing to compare: at least two folds of two pools are needed."
-    better = [row.pool for row in others if row.difference and row.difference.high < 0]
-    worse = [row.pool for row in others if row.difference and row.difference.low > 0]
-    equal = [row.pool for row in others if row.pool not in better and row.pool not in worse]
+    above = [pool for pool, difference in found.items() if difference.low > 0]
+    below = [pool for pool, difference in found.items() if difference.high < 0]
+    better, worse = (below, above) if metric.lower_is_better else (above, below)
+    equal = [pool for pool in found if pool not in better and pool not in worse]
     parts = []
-    if better:
-        parts.append(f"{reference} is better than {_listed(better)}")
     if worse:
-        parts.append(f"{reference} is worse than {_listed(worse)}")
+        parts.append(f"{reference} is better than {_listed(worse)}")
+    if better:
+        parts.append(f"{reference} is worse than {_listed(better)}")
     if equal:
         parts.append(f"{reference} cannot be told from {_listed(equal)}")
     text = f"On these folds {'; '.join(parts)} (95 % intervals)."
-    if own.paper is not None:
-        away = 100 * (own.accuracy.mean - own.paper.mean)
-        text += f" The paper has {100 * own.paper.mean:.2f} % for {reference}, here it is {away:+.1f} points from that."
-    if configuration.get("padding") == "mass":
+    if own.published is not None and own.published.count:
+        away = metric.number(own.score.mean - own.published.mean, sign=True)
+        text += f" The paper has {metric.number(own.published.mean)} for {reference}, here it is {away} from that."
+    if concluded.configuration.get("padding") == "mass":
         text += " Graphs are padded with mass, through which their size leaks to every pool but the sum, which has it anyway."
     return text
 
@@ -176,33 +199,48 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _table(rows: Sequence[Row], reference: str) -> str:
-    has_paper = any(row.paper is not None for row in rows)
-    heads = ["pool", "accuracy (%)", *(["paper"] if has_paper else []), f"minus {reference}", "p", "folds", "weights"]
-    lines = ["<table><tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
-    for row in rows:
-        cells = [row.pool, percent(row.accuracy)]
-        if has_paper:
-            cells.append(percent(row.paper) if row.paper else "")
-        found = row.difference
-        cells += [points(found), f"{found.p_value:.2f}"] if found else ["", ""]
-        cells += [count(row), f"{row.results[0].runs[0].num_parameters:,}"]
-        mark = " class='reference'" if row.pool == reference else ""
-        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    lines.append("</table><p class='note'>Mean and standard deviation over folds; difference in points with its ")
-    lines.append("corrected standard error; p of no difference, two-sided, not adjusted for several comparisons.</p>")
+def _table(concluded: Conclusion) -> str:
+    heads, cells = table(concluded.rows, concluded.reference, concluded.metric)
+    lines = ["<h2>Table</h2><div class='wide'><table><tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
+    for line in cells:
+        mark = " class='reference'" if line[0] == concluded.reference else ""
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>")
+    lines.append("</table></div><p class='note'>Mean and standard deviation over folds; difference with its corrected ")
+    lines.append("standard error; p of no difference, two-sided, not adjusted for several comparisons; width: numbers per ")
+    lines.append("graph that a pool hands over. ")
+    lines.append("Published numbers are from other folds and other grids.</p>" if "published" in heads else "</p>")
     return "\n".join(lines)
 
 
-def section(title: str, figure: Figure | None, caption: str) -> str:
-    """A picture with a heading and a caption; nothing if there is no picture."""
-    if figure is None:
-        return ""
-    picture = base64.b64encode(plots.as_svg(figure)).decode()
+def _section(title: str, draw: Callable[[], Figure | None], caption: str) -> str:
+    """A picture with a heading and a caption, once for light and once for dark pages; nothing if there is no picture."""
+    pictures = []
+    for dark in (False, True):
+        with plots.shade(dark):
+            figure = draw()
+            if figure is None:
+                return ""
+            pictures.append("data:image/svg+xml;base64," + base64.b64encode(plots.as_svg(figure)).decode())
+    light, dark_one = pictures
     return (
-        f"<h2>{escape(title)}</h2><figure><img alt='{escape(title, quote=True)}' "
-        f"src='data:image/svg+xml;base64,{picture}'><figcaption>{escape(caption)}</figcaption></figure>"
+        f"<h2>{escape(title)}</h2><figure><picture><source media='(prefers-color-scheme: dark)' srcset='{dark_one}'>"
+        f"<img alt='{escape(title, quote=True)}' src='{light}'></picture><figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def _chosen(rows: Sequence[Row]) -> str:
+    """The setting that each pool got most often, where there was a choice."""
+    lines = []
+    for row in rows:
+        if all(len(result.candidates) < 2 for result in row.results):
+            continue
+        texts = Counter(
+            ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result.chosen.setting.items() if value is not None)
+            for result in row.results
+        )
+        text, times = texts.most_common(1)[0]
+        lines.append(f"<li>{escape(row.pool)}: {escape(text)}, in {times} of {len(row.results)} folds</li>")
+    return f"<h2>What was chosen most often</h2><ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _failures(failures: Sequence[Failure]) -> str:
@@ -215,12 +253,8 @@ def _failures(failures: Sequence[Failure]) -> str:
 
 
 def _warnings(rows: Sequence[Row]) -> str:
-    said = [(row.pool, sum(bool(result.warnings) for result in row.results), _first_warning(row)) for row in rows]
-    lines = [
-        f"<li>{escape(pool)}, {count} folds, for example: {escape(text)}</li>" for pool, count, text in said if count
-    ]
+    lines = []
+    for row in rows:
+        if warned := [result.warnings[0] for result in row.results if result.warnings]:
+            lines.append(f"<li>{escape(row.pool)}, {len(warned)} folds, for example: {escape(warned[0])}</li>")
     return f"<h2>Warnings</h2><ul>{''.join(lines)}</ul>" if lines else ""
-
-
-def _first_warning(row: Row) -> str:
-    return next((text for result in row.results for text in result.warnings), "")

@@ -14,10 +14,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from flowpool.bulk.files import TEMPORARY, write_atomically
 from flowpool.lab.training import Curve
+
+
+CONFIGURATION = "configuration.json"
 
 
 class ResultError(ValueError):
@@ -34,34 +37,35 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting that the grid search may choose, and how it did on the validation graphs."""
+    """A setting that may be chosen, and how it did on the graphs that are for choosing."""
 
-    channels: int
-    learning_rate: float
-    stop_on: str
-    layers: int = 2
-    validation_accuracy: float | None = None  # None where there was nothing to choose
+    setting: dict[str, Any]
+    score: float | None = None  # None where there was nothing to choose
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training and its final read-out.
+    """One training, or one fit of a kernel machine, and its final read-out.
 
     Attributes:
-        accuracy: on the test graphs, at the best validation epoch.
-        predictions: class numbers, in the order of `Result.test_graphs`.
-        curve: values per epoch.
-        best_epoch: counted from 0.
+        score: on the test graphs.
+        predictions: in the order of `Result.test_graphs`: class numbers, scores of the classes, or numbers.
         seconds: wall time of the training.
+        seconds_per_thousand: of predicting, for 1,000 graphs.
+        width: numbers per graph that the method hands over; zero where graphs are compared directly.
         num_parameters: trained numbers of the model.
+        curve: values per epoch; None where there are no epochs.
+        best_epoch: whose weights were kept, counted from 0.
     """
 
-    accuracy: float
-    predictions: list[int]
-    curve: Curve
-    best_epoch: int
+    score: float
+    predictions: list[Any]
     seconds: float
-    num_parameters: int
+    seconds_per_thousand: float
+    width: int
+    num_parameters: int = 0
+    curve: Curve | None = None
+    best_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,12 @@ class Result:
     Attributes:
         pool, repeat, fold: which one.
         test_graphs: numbers of the graphs that were predicted.
-        labels: their classes.
+        labels: the truth.
         test_ratio: test graphs over all others.
-        candidates: what the grid search tried.
+        candidates: what was tried.
         chosen: the setting of the runs.
         runs: final trainings.
+        seconds: wall time of the whole fold.
         warnings: what the pool complained about, each once.
     """
 
@@ -83,11 +88,12 @@ class Result:
     repeat: int
     fold: int
     test_graphs: list[int]
-    labels: list[int]
+    labels: list[Any]
     test_ratio: float
     candidates: list[Candidate]
     chosen: Candidate
     runs: list[Run]
+    seconds: float
     warnings: list[str]
 
     @property
@@ -95,13 +101,15 @@ class Result:
         return Task(self.pool, self.repeat, self.fold)
 
     @property
-    def accuracy(self) -> float:
+    def score(self) -> float:
         """Mean over the runs."""
-        return sum(run.accuracy for run in self.runs) / len(self.runs)
+        return sum(run.score for run in self.runs) / len(self.runs)
 
     @property
-    def seconds_per_epoch(self) -> float:
-        return sum(run.seconds for run in self.runs) / sum(len(run.curve.train_loss) for run in self.runs)
+    def seconds_per_epoch(self) -> float | None:
+        """Of the runs that have epochs."""
+        curves = [run.curve for run in self.runs if run.curve is not None]
+        return sum(run.seconds for run in self.runs) / sum(len(c.train_loss) for c in curves) if curves else None
 
 
 @dataclass(frozen=True)
@@ -125,32 +133,8 @@ class Failure:
         return Task(self.pool, self.repeat, self.fold)
 
 
-class Scored(Protocol):
-    """What every protocol tells about one fold of one pool."""
-
-    @property
-    def task(self) -> Task: ...
-    @property
-    def pool(self) -> str: ...
-    @property
-    def repeat(self) -> int: ...
-    @property
-    def fold(self) -> int: ...
-    @property
-    def test_graphs(self) -> list[int]: ...
-    @property
-    def test_ratio(self) -> float: ...
-    @property
-    def accuracy(self) -> float: ...
-    @property
-    def warnings(self) -> list[str]: ...
-
-
-Kind = TypeVar("Kind", bound=Scored)
-
-
-class ResultFolder(Generic[Kind]):
-    """A result folder that belongs to one configuration; subclasses say what a result is.
+class Store:
+    """A result folder that belongs to one configuration.
 
     Args:
         folder: made if it is not there.
@@ -163,7 +147,7 @@ class ResultFolder(Generic[Kind]):
         if folder.exists() and not folder.is_dir():
             raise ResultError(f"{folder} is a file; name a folder for the results.")
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "configuration.json"
+        file = folder / CONFIGURATION
         if not file.exists():
             strangers = sorted(p.name for p in folder.iterdir() if not p.name.startswith(TEMPORARY))
             if strangers:
@@ -175,19 +159,34 @@ class ResultFolder(Generic[Kind]):
         found = _read_json(file)
         if found != given:
             raise ResultError(f"{folder} holds results of another configuration: {_differences(found, given)}.")
+        self.configuration = given
 
     def path(self, task: Task) -> Path:
         return self.folder / task.pool / f"repeat-{task.repeat}-fold-{task.fold}.json"
 
-    def read(self, entry: dict[str, Any]) -> Kind:
-        """The result that a file holds; KeyError, TypeError or AttributeError if it is none."""
-        raise NotImplementedError
+    @staticmethod
+    def open(folder: Path) -> Store:
+        """The folder of an earlier evaluation."""
+        file = folder / CONFIGURATION
+        if not file.is_file():
+            raise ResultError(f"{folder} is no result folder: it has no {CONFIGURATION}.")
+        return Store(folder, _read_json(file))
 
-    def save(self, result: Kind) -> None:
+    def tasks(self) -> list[Task]:
+        """All that have a result or a failure here, fold by fold."""
+        found = []
+        for file in self.folder.glob("*/*repeat-*-fold-*.json"):
+            _, _, tail = file.stem.partition("repeat-")
+            repeat, _, fold = tail.partition("-fold-")
+            if repeat.isdecimal() and fold.isdecimal() and not file.name.startswith(TEMPORARY):
+                found.append(Task(file.parent.name, int(repeat), int(fold)))
+        return sorted(set(found), key=lambda task: (task.repeat, task.fold, task.pool))
+
+    def save(self, result: Result) -> None:
         """Keeps a result, for good once this returns."""
         path = self.path(result.task)
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, _to_json(asdict(result)))  # type: ignore[call-overload]  # a dataclass
+        write_atomically(path, _to_json(asdict(result)))
         self._failure_path(result.task).unlink(missing_ok=True)
 
     def save_failure(self, failure: Failure) -> None:
@@ -208,11 +207,11 @@ class ResultFolder(Generic[Kind]):
         path = self.path(task)
         return path.with_name(f"failed-{path.name}")
 
-    def load(self, task: Task) -> Kind | None:
+    def load(self, task: Task) -> Result | None:
         """The result of a task, or None if it was not computed yet."""
         path = self.path(task)
         try:
-            result = self.read(_read_json(path))
+            result = _result(_read_json(path))
         except FileNotFoundError:
             return None
         except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
@@ -221,16 +220,9 @@ class ResultFolder(Generic[Kind]):
             raise ResultError(f"{path} is the result of {result.task}. Delete it and start again.")
         return result
 
-    def load_all(self, tasks: Iterable[Task]) -> list[Kind]:
+    def load_all(self, tasks: Iterable[Task]) -> list[Result]:
         """Those results that are there."""
         return [result for task in tasks if (result := self.load(task)) is not None]
-
-
-class Store(ResultFolder[Result]):
-    """A folder of results of trained pools."""
-
-    def read(self, entry: dict[str, Any]) -> Result:
-        return _result(entry)
 
 
 def _result(entry: dict[str, Any]) -> Result:
@@ -242,13 +234,15 @@ def _result(entry: dict[str, Any]) -> Result:
     num_graphs = len(result.test_graphs)
     if any(len(run.predictions) != num_graphs for run in result.runs) or len(result.labels) != num_graphs:
         raise TypeError("predictions, labels and test graphs differ in number")
-    if not math.isfinite(result.accuracy + result.seconds_per_epoch):
+    if not math.isfinite(result.score + (result.seconds_per_epoch or 0.0)):
         raise TypeError("its numbers are not finite")
     return result
 
 
 def _run(entry: dict[str, Any]) -> Run:
     # A loss that overflowed is null in the file: NaN is no JSON.
+    if entry["curve"] is None:
+        return Run(**entry)
     columns = {
         name: [math.nan if value is None else float(value) for value in column]
         for name, column in entry["curve"].items()

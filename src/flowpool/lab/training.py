@@ -1,64 +1,31 @@
-"""Training of one classifier on one fold: Adam, mini-batches, early stopping on the validation graphs."""
+"""Training of one model on one fold: Adam, mini-batches, early stopping on the validation graphs."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from numpy.typing import NDArray
+from torch import Tensor
 
-from flowpool.lab.datasets import GraphBatch
+from flowpool.lab.datasets import GraphBatch, GraphDataset
 from flowpool.lab.leakproof import Practice, batches
-from flowpool.lab.model import Classifier, Output, derived_seed
-
-StopOn = Literal["loss", "accuracy"]
+from flowpool.lab.metrics import METRICS, Metric
+from flowpool.lab.model import GraphModel, Output, derived_seed
+from flowpool.lab.options import Schedule
 
 
 class Network(Protocol):
-    """A `Classifier`, or one that is wrapped for training on several processes."""
+    """A `GraphModel`, or one that is wrapped for training on several processes."""
 
-    def __call__(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Output: ...
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast to train; the defaults are the paper's (section 9).
-
-    Attributes:
-        learning_rate: of Adam.
-        batch_size: graphs per step.
-        max_epochs: at most so many.
-        patience: epochs without a better validation value after which training ends.
-        stop_on: the validation value: cross-entropy, or accuracy.
-        weight_decay: of Adam, decoupled.
-        cosine: whether the learning rate falls to zero over all epochs along a cosine.
-        settling: share of the epochs at the beginning from which no weights are kept.
-    """
-
-    learning_rate: float = 0.01
-    batch_size: int = 32
-    max_epochs: int = 300
-    patience: int = 20
-    stop_on: StopOn = "loss"
-    weight_decay: float = 0.0
-    cosine: bool = False
-    settling: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"The learning rate is {self.learning_rate}; it must be a positive number.")
-        if self.batch_size < 2:
-            raise ValueError(f"The batch size is {self.batch_size}; BatchNorm needs at least 2 graphs.")
-        if self.max_epochs < 1 or self.patience < 1:
-            raise ValueError(f"{self.max_epochs} epochs with patience {self.patience}; both must be at least 1.")
-        if self.stop_on not in get_args(StopOn):
-            raise ValueError(f"Unknown criterion {self.stop_on!r}; pass {', '.join(get_args(StopOn))}.")
+    def __call__(
+        self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, edge_features: Tensor | None
+    ) -> Output: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +34,7 @@ class Curve:
 
     train_loss: list[float]
     validation_loss: list[float]
-    validation_accuracy: list[float]
+    validation_score: list[float]
 
 
 @dataclass(frozen=True)
@@ -85,8 +52,8 @@ class Trained:
     seconds: float
 
     @property
-    def validation_accuracy(self) -> float:
-        return self.curve.validation_accuracy[self.best_epoch]
+    def validation_score(self) -> float:
+        return self.curve.validation_score[self.best_epoch]
 
     @property
     def validation_loss(self) -> float:
@@ -105,11 +72,12 @@ class Share(NamedTuple):
 
 
 def train(
-    model: Classifier,
+    model: GraphModel,
     practice: Practice,
     schedule: Schedule,
     seed: int,
     *,
+    metric: Metric = METRICS["accuracy"],
     network: Network | None = None,
     share: Share | None = None,
 ) -> Trained:
@@ -121,6 +89,7 @@ def train(
             alone, so it is the same for every model.
         schedule: see `Schedule`.
         seed: of the order, and of whatever the model draws while it is trained.
+        metric: of the validation graphs.
         network: the model as it is called in training steps, if that is a wrapper.
         share: of this process, if there are several.
     """
@@ -136,21 +105,21 @@ def train(
     began = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "training"))
-        everything = practice.graphs.batch(practice.train)
-        model.fit(everything.x, everything.edge_index, everything.batch, len(everything.y))
+        model.fit(practice.graphs.batch(practice.train))
         for epoch in range(schedule.max_epochs):
             if schedule.cosine:
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.learning_rate * (1 + math.cos(math.pi * epoch / schedule.max_epochs)) / 2
             loss = _train_epoch(model, network, practice, optimizer, schedule.batch_size, order, share)
-            values = torch.tensor([loss, *_assess(model, validation)], dtype=torch.float64)
+            values = torch.tensor([loss, *_assess(model, validation, metric)], dtype=torch.float64)
             if share.agree is not None:
                 share.agree(values)
             for column, value in zip(
-                (curve.train_loss, curve.validation_loss, curve.validation_accuracy), values.tolist(), strict=True
+                (curve.train_loss, curve.validation_loss, curve.validation_score), values.tolist(), strict=True
             ):
                 column.append(value)
-            value = curve.validation_loss[-1] if schedule.stop_on == "loss" else -curve.validation_accuracy[-1]
+            score = curve.validation_score[-1] if metric.lower_is_better else -curve.validation_score[-1]
+            value = curve.validation_loss[-1] if schedule.stop_on == "loss" else score
             if epoch <= first or value < best_value:  # the first epoch counts even if it ended in NaN
                 best, best_value, kept = epoch, value, copy.deepcopy(model.state_dict())
             elif epoch - best >= schedule.patience:
@@ -172,7 +141,7 @@ def mini_batches(num_graphs: int, batch_size: int, order: torch.Generator, small
 
 
 def _train_epoch(
-    model: nn.Module,
+    model: GraphModel,
     network: Network,
     practice: Practice,
     optimizer: torch.optim.Optimizer,
@@ -186,10 +155,10 @@ def _train_epoch(
     parts = mini_batches(practice.num_train, batch_size, order, max(2, share.processes))
     own = [numbers[share.rank :: share.processes] for numbers in parts]
     for numbers, part in zip(parts, batches(practice.graphs, own), strict=True):
-        output = network(part.x, part.edge_index, part.batch, len(part.y))
+        output = network(part.x, part.edge_index, part.batch, len(part.y), part.edge_features)
         # Gradients of processes are averaged; weighted by what each process holds, that is the joint gradient.
         weight = len(part.y) * share.processes / len(numbers)
-        loss = weight * (cross_entropy(output.logits, part.y) + output.loss)
+        loss = weight * (model.loss(output.outputs, part.y) + output.loss)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -199,13 +168,26 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _assess(model: Classifier, parts: list[GraphBatch]) -> tuple[float, float]:
-    """Cross-entropy and accuracy over all graphs of the batches."""
+def _outputs(model: GraphModel, parts: Iterable[GraphBatch]) -> Iterator[tuple[GraphBatch, Tensor]]:
     model.eval()
-    loss, right, count = 0.0, 0, 0
     for part in parts:
-        logits = model(part.x, part.edge_index, part.batch, len(part.y)).logits
-        loss += cross_entropy(logits, part.y, reduction="sum").item()
-        right += int((logits.argmax(1) == part.y).sum())
-        count += len(part.y)
-    return loss / count, right / count
+        yield part, model(part.x, part.edge_index, part.batch, len(part.y), part.edge_features).outputs
+
+
+def _assess(model: GraphModel, parts: list[GraphBatch], metric: Metric) -> tuple[float, float]:
+    """Loss and metric over all graphs of the batches."""
+    total, predictions, truth = 0.0, [], []
+    for part, outputs in _outputs(model, parts):
+        total += model.loss(outputs, part.y, "sum").item()
+        predictions.append(model.predictions(outputs, ranks=metric.ranks))
+        truth.append(part.y)
+    whole = torch.cat(truth)
+    return total / len(whole), metric.score(torch.cat(predictions).numpy(), whole.numpy())
+
+
+def predict(model: GraphModel, graphs: GraphDataset, batch_size: int, *, ranks: bool = False) -> NDArray[Any]:
+    """What a trained model says of graphs, see `GraphModel.predictions`."""
+    parts = batches(graphs, torch.arange(len(graphs)).split(batch_size))
+    found = [model.predictions(outputs, ranks=ranks) for _, outputs in _outputs(model, parts)]
+    predictions: NDArray[Any] = torch.cat(found).numpy()
+    return predictions

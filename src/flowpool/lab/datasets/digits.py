@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flowpool.lab.datasets.record import GraphDataset, offsets
+from flowpool.lab.datasets.record import GraphDataset, cloud_dataset
 
 SIDE = 8  # pixels
 SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"  # of scikit-learn's file
@@ -24,16 +24,11 @@ def make_digits() -> GraphDataset:
     images, labels = load_digits(return_X_y=True)
     ink = images.reshape(-1, SIDE, SIDE)
     image, row, column = np.nonzero(ink)
-    return GraphDataset(
-        name="DIGITS",
-        features=torch.from_numpy(np.stack([column, SIDE - 1 - row], axis=1).astype(np.float32)),
-        node_ptr=offsets(np.bincount(image)),
-        edge_index=torch.empty(2, 0, dtype=torch.int64),
-        edge_ptr=torch.zeros(len(labels) + 1, dtype=torch.int64),
-        labels=torch.from_numpy(labels.astype(np.int64)),
-        class_names=tuple(str(digit) for digit in range(10)),
-        masses=torch.from_numpy(ink[image, row, column].astype(np.float32)),
-    )
+    places = np.stack([column, SIDE - 1 - row], axis=1)
+    masses = torch.from_numpy(ink[image, row, column].astype(np.float32))
+    digits = tuple(str(digit) for digit in range(10))
+    classes = torch.from_numpy(labels.astype(np.int64))
+    return cloud_dataset("DIGITS", places, np.bincount(image), classes, digits, masses=masses)
 
 
 def digits_file() -> Path | None:

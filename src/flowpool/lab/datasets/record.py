@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,20 +12,30 @@ from torch import Tensor
 
 
 class Graph(NamedTuple):
-    """One graph: node features ``(N, D)``, edges ``(2, E)`` with nodes counted from 0, class number."""
+    """One graph: node features ``(N, D)``, edges ``(2, E)`` with nodes counted from 0, class number or numbers ``(T,)``."""
 
     x: Tensor
     edge_index: Tensor
-    y: int
+    y: int | Tensor
+    edge_features: Tensor | None = None
 
 
 class GraphBatch(NamedTuple):
-    """Several graphs side by side: ``x (N, D)``, ``edge_index (2, E)``, ``batch (N,)``, ``y (B,)``."""
+    """Several graphs side by side: ``x (N, D)``, ``edge_index (2, E)``, ``batch (N,)``, ``y (B,)`` or ``(B, T)``."""
 
     x: Tensor
     edge_index: Tensor
     batch: Tensor
     y: Tensor
+    edge_features: Tensor | None = None  # (E, F)
+
+
+class Fold(NamedTuple):
+    """One fold: graph numbers of its three parts, each sorted int64."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +49,14 @@ class GraphDataset:
         edge_index: edges of all graphs, ``(2, E)``; each edge stands in both directions, once each;
             nodes are counted from 0 within their own graph.
         edge_ptr: graph g owns the edges ``edge_ptr[g] : edge_ptr[g + 1]``, ``(B + 1,)``.
-        labels: class numbers 0..C-1, ``(B,)``.
-        class_names: what class number c was called at its source, C entries in sorted order.
+        labels: class numbers 0..C-1, ``(B,)``; or numbers to be predicted, ``(B, T)`` float64.
+        class_names: what class number c was called at its source, C entries in sorted order; none where numbers are
+            predicted.
         masses: of the nodes, ``(N,)``; None: nodes of a graph count the same.
+        edge_features: ``(E, F)`` float32, in the order of the edges.
+        keys: what a graph is, in words: graphs with equal keys are the same one. None: nothing is known.
+        folds: that belong to the dataset; None: they are drawn, or read from elsewhere.
+        notes: what a reader has to know, such as rows that were left out.
     """
 
     name: str
@@ -52,10 +67,23 @@ class GraphDataset:
     labels: Tensor
     class_names: tuple[str, ...]
     masses: Tensor | None = None
+    edge_features: Tensor | None = None
+    keys: tuple[str, ...] | None = None
+    folds: tuple[Fold, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_classes(self) -> bool:
+        return self.labels.dim() == 1
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    @property
+    def num_outputs(self) -> int:
+        """Classes C, or numbers to be predicted T."""
+        return self.num_classes if self.has_classes else self.labels.shape[1]
 
     @property
     def num_features(self) -> int:
@@ -70,7 +98,9 @@ class GraphDataset:
         index %= len(self)
         nodes = slice(int(self.node_ptr[index]), int(self.node_ptr[index + 1]))
         edges = slice(int(self.edge_ptr[index]), int(self.edge_ptr[index + 1]))
-        return Graph(self.features[nodes], self.edge_index[:, edges], int(self.labels[index]))
+        y = int(self.labels[index]) if self.has_classes else self.labels[index]
+        bonds = None if self.edge_features is None else self.edge_features[edges]
+        return Graph(self.features[nodes], self.edge_index[:, edges], y, bonds)
 
     def __iter__(self) -> Iterator[Graph]:
         return (self[index] for index in range(len(self)))
@@ -98,7 +128,8 @@ class GraphDataset:
         sizes = self.node_ptr[chosen + 1] - self.node_ptr[chosen]  # (b,)
         shift = torch.cumsum(sizes, 0) - sizes  # first node of each graph inside the batch, (b,)
         edge_index = self.edge_index[:, edges] + shift[edge_owner]
-        return GraphBatch(self.features[nodes], edge_index, owner, self.labels[chosen])
+        bonds = None if self.edge_features is None else self.edge_features[edges]
+        return GraphBatch(self.features[nodes], edge_index, owner, self.labels[chosen], bonds)
 
 
 def require_equal_masses(dataset: GraphDataset) -> None:
@@ -133,6 +164,22 @@ def both_directions(edges: np.ndarray, num_nodes: int) -> np.ndarray:
     keys = np.sort(np.concatenate([there, back]))
     keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])] if len(keys) else keys
     return np.stack([keys // num_nodes, keys % num_nodes])
+
+
+def cloud_dataset(
+    name: str, members: np.ndarray, sizes: np.ndarray, labels: Tensor, class_names: tuple[str, ...], **more: Any
+) -> GraphDataset:
+    """Sets of vectors as graphs without edges: ``members (N, D)`` one set after the other, of the given sizes."""
+    return GraphDataset(
+        name=name,
+        features=torch.from_numpy(np.ascontiguousarray(members, np.float32)),
+        node_ptr=offsets(sizes),
+        edge_index=torch.empty(2, 0, dtype=torch.int64),
+        edge_ptr=torch.zeros(len(sizes) + 1, dtype=torch.int64),
+        labels=labels,
+        class_names=class_names,
+        **more,
+    )
 
 
 def offsets(sizes: np.ndarray) -> Tensor:

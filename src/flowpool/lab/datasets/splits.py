@@ -3,7 +3,7 @@
 This is the protocol of Errica et al., "A Fair Comparison of Graph Neural Networks for Graph Classification"
 (ICLR 2020), which the paper follows. Their published files are used where ``splits/`` in the data folder or beside it
 has them. For MUTAG and PTC_MR, which they lack, files of the same layout come with the package; they equal
-``repeat_splits(labels, repeat=0)``, and keep it from changing with the version of scikit-learn.
+``draw_folds(dataset, "folds", 0)``, and keep it from changing with the version of scikit-learn.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from flowpool.lab.datasets.catalog import data_folder, load_dataset
+from flowpool.lab.datasets.drawn import draw_folds
+from flowpool.lab.datasets.record import Fold, GraphDataset
 from flowpool.lab.datasets.tu import NodeFeatures
-
-NUM_FOLDS = 10
-VALIDATION_SHARE = 0.1  # of the graphs outside of the test part
 
 # SHA-256 of the files of Errica et al.
 PUBLISHED = {
@@ -35,20 +33,10 @@ PUBLISHED = {
     "785c4225474a5467427b704e424602e6a4b88ebd3463cf152d3ec82d2422cd6a",  # PROTEINS
 }
 
-Labels = Sequence[int] | np.ndarray | Tensor
-
-
-class Fold(NamedTuple):
-    """One fold: graph numbers of its three parts, each sorted int64."""
-
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
-
 
 def load_splits(
     name: str,
-    labels: Labels | None = None,
+    graphs: GraphDataset | None = None,
     *,
     data: str | Path | None = None,
     node_features: NodeFeatures = "degree",
@@ -60,15 +48,15 @@ def load_splits(
 
     Args:
         name: the dataset.
-        labels: its class numbers, ``(B,)``; with them the number of graphs is checked too. They are read from
-            the dataset if they are needed and not given.
+        graphs: the dataset itself; with it the number of graphs is checked too. It is loaded if it is needed and not
+            given.
         data: the data folder, or the archive in it; default: ``FLOWPOOL_DATA``.
         node_features: as in :func:`load_dataset`. IMDB-BINARY has published splits for each choice.
     """
     file = _given_file(name, data, node_features) or _packaged_file(name)
     if file is None:
-        return repeat_splits(load_dataset(name, data).labels if labels is None else labels, repeat=0)
-    return read_splits(file, None if labels is None else len(labels))
+        return draw_folds(load_dataset(name, data) if graphs is None else graphs, "folds", 0)
+    return read_splits(file, None if graphs is None else len(graphs))
 
 
 def origin_of_splits(name: str, *, data: str | Path | None = None, node_features: NodeFeatures = "degree") -> str:
@@ -80,30 +68,6 @@ def origin_of_splits(name: str, *, data: str | Path | None = None, node_features
     if _packaged_file(name) is not None:
         return "packaged, drawn with seed 0"
     return f"drawn with seed 0, for want of splits/{name}_splits.json in the data folder or beside it"
-
-
-def repeat_splits(labels: Labels, repeat: int) -> tuple[Fold, ...]:
-    """Ten stratified folds, drawn with the seed ``repeat``; 10 % of each fold's rest validate.
-
-    Args:
-        labels: class numbers, ``(B,)``; every class needs at least ten graphs.
-        repeat: number of the repetition, 0, 1, 2, ...
-    """
-    # scikit-learn takes a second to import, which callers that read files need not spend.
-    from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
-
-    classes = np.asarray(labels)
-    values, counts = np.unique(classes, return_counts=True)
-    if len(classes) == 0 or counts.min() < NUM_FOLDS:
-        found = ", ".join(f"class {value}: {count}" for value, count in zip(values, counts, strict=True))
-        raise ValueError(f"{NUM_FOLDS} folds need {NUM_FOLDS} graphs of each class; found {found or 'none'}.")
-    outer = StratifiedKFold(NUM_FOLDS, shuffle=True, random_state=repeat)
-    inner = StratifiedShuffleSplit(1, test_size=VALIDATION_SHARE, random_state=repeat)
-    folds = []
-    for rest, test in outer.split(classes, classes):
-        train, validation = next(inner.split(rest, classes[rest]))
-        folds.append(Fold(np.sort(rest[train]), np.sort(rest[validation]), np.sort(test)))
-    return tuple(folds)
 
 
 def read_splits(file: Path | Traversable, num_graphs: int | None = None) -> tuple[Fold, ...]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import sklearn
 from numpy.typing import NDArray
-from sklearn.model_selection import StratifiedKFold, train_test_split
-from sklearn.svm import SVC, _libsvm
 
 from flowpool.lab.datasets import GraphDataset
-from flowpool.lab.frozen.methods import METHODS, Fitted
+from flowpool.lab.leakproof import Practice
+from flowpool.lab.metrics import Metric
+from flowpool.lab.results import Candidate
 
+if TYPE_CHECKING:
+    from flowpool.lab.configuration import Configuration
+    from flowpool.lab.frozen.methods import Fitted
+
+Array = NDArray[Any]
 Floats = NDArray[np.float64]
 _Numbers = NDArray[np.intp]
 
@@ -33,8 +38,7 @@ class Setting:
         size: weight of the squared difference of the standardised log sizes, in units of the median squared distance.
         kernel: ``"rbf"``: exp(-gamma d^2); ``"laplace"``: exp(-gamma d), d in units of its median; ``"own"``.
         gamma: its width; None for an own kernel.
-        penalty: C of the support vector machine.
-        validation_accuracy: mean over the inner folds; None before they were run.
+        penalty: C of the support vector machine; of ridge regression, where numbers are predicted, 1 / (2 ridge).
     """
 
     rounds: int
@@ -43,11 +47,10 @@ class Setting:
     kernel: str
     gamma: float | None
     penalty: float
-    validation_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
-class Grid:
+class KernelGrid:
     """The values among which the inner folds choose; the first of equals wins."""
 
     rounds: tuple[int, ...] = (0, 2, 4)
@@ -76,94 +79,163 @@ class _Units(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """An inner fold: kernels among its training graphs and from its test graphs to these, with the labels of both."""
+    """An inner fold: kernels among its training graphs and from its test graphs to these, with the targets of both."""
 
     train: Floats
-    train_labels: NDArray[np.int64]
+    train_labels: Array
     test: Floats
-    test_labels: NDArray[np.int64]
+    test_labels: Array
 
 
-class Learned:
-    """A classifier for graphs: a setting, fitted to all training graphs, whose view of each other is ``values``."""
+class Ridge:
+    """Kernel ridge regression of one or more centred targets, ``(B, T)``."""
 
-    def __init__(self, graphs: GraphDataset, fitted: Fitted, values: Floats, setting: Setting) -> None:
-        self.setting, self.width = setting, fitted.width
-        self._fitted, self._sizes = fitted, _log_sizes(graphs)
-        self._units = _units(values, self._sizes)
-        self._machine = SVC(C=setting.penalty, kernel="precomputed")
-        self._machine.fit(self._kernel(values, self._sizes), graphs.labels.numpy())
+    def __init__(self, penalty: float) -> None:
+        self.ridge = 1 / (2 * penalty)
 
-    def predict(self, graphs: GraphDataset) -> list[int]:
-        """Class numbers; the labels of ``graphs`` are not looked at."""
-        values = self._fitted.views(graphs)[self.setting.view]
-        predictions: list[int] = self._machine.predict(self._kernel(values, _log_sizes(graphs))).tolist()
+    def fit(self, kernel: Floats, targets: Floats) -> Ridge:
+        from scipy.linalg import solve
+
+        self.mean = targets.mean(0)
+        ridged = kernel + self.ridge * np.eye(len(kernel))
+        self.weights = solve(ridged, targets - self.mean, assume_a="sym")
+        return self
+
+    def predict(self, kernel: Floats) -> Floats:
+        predictions: Floats = kernel @ self.weights + self.mean
         return predictions
 
+
+def machine_for(metric: Metric, penalty: float) -> Any:
+    """An estimator of kernels."""
+    from sklearn.svm import SVC
+
+    return Ridge(penalty) if metric.kind == "numbers" else SVC(C=penalty, kernel="precomputed")
+
+
+def predicted(machine: Any, kernel: Floats, metric: Metric) -> Array:
+    """For `Metric.score`."""
+    if not metric.ranks:
+        predictions: Array = machine.predict(kernel)
+        return predictions
+    scores = machine.decision_function(kernel)
+    return np.stack([-scores, scores], 1) if scores.ndim == 1 else scores
+
+
+class LearnedKernel:
+    """A setting, fitted to all training graphs, whose view of each other is ``values``."""
+
+    def __init__(
+        self, graphs: GraphDataset, fitted: Fitted, values: Floats, setting: Setting, metric: Metric, seconds: float
+    ) -> None:
+        began = time.perf_counter()
+        self._fitted, self._sizes, self._setting, self._metric = fitted, _log_sizes(graphs), setting, metric
+        self._units = _units(values, self._sizes)
+        self._machine = machine_for(metric, setting.penalty)
+        self._machine.fit(self._kernel(values, self._sizes), graphs.labels.numpy())
+        self.about = {"seconds": seconds + time.perf_counter() - began, "width": fitted.width}
+
+    def predict(self, graphs: GraphDataset) -> Array:
+        values = self._fitted.views(graphs)[self._setting.view]
+        return predicted(self._machine, self._kernel(values, _log_sizes(graphs)), self._metric)
+
     def _kernel(self, values: Floats, sizes: Floats) -> Floats:
-        return _kernel(values, sizes, self._sizes, self._units, self.setting)
+        return _kernel(values, sizes, self._sizes, self._units, self._setting)
 
 
-@sklearn.config_context(assume_finite=True, skip_parameter_validation=True)  # hundreds of small machines per call
-def learn(graphs: GraphDataset, method: str, num_points: int, seed: int, grid: Grid) -> Learned:
-    """The classifier of a method, everything chosen and fitted on these graphs alone."""
-    labels = graphs.labels.numpy()
-    chosen = _drawn(labels, seed)
-    inner = _inner_folds(labels[chosen], seed)
-    best: tuple[Setting, Fitted, Floats] | None = None
-    sizes = _log_sizes(graphs)
-    for rounds in grid.rounds_for(graphs):
-        fitted = METHODS[method](graphs, rounds, num_points, seed)
-        for view, values in fitted.views(graphs).items():
-            among, units = values[np.ix_(chosen, chosen)], _units(values, sizes)
-            last: tuple[tuple[object, ...], list[_Part]] | None = None
-            for setting in grid.settings(rounds, view):
-                key = (setting.size, setting.kernel, setting.gamma)
-                if last is None or last[0] != key:  # the penalty varies fastest
-                    kernel = _kernel(among, sizes[chosen], sizes[chosen], units, setting)
-                    last = key, _parts(kernel, labels[chosen], inner)
-                accuracy = _validation_accuracy(last[1], setting.penalty)
-                if best is None or accuracy > (best[0].validation_accuracy or 0.0):
-                    best = replace(setting, validation_accuracy=accuracy), fitted, values
-    if best is None:
-        raise ValueError("The grid is empty; give at least one value for each of its entries.")
-    setting, fitted, values = best
-    return Learned(graphs, fitted, values, setting)
+class KernelLearner:
+    """A method of the frozen protocol; it keeps what it fitted for the best setting, so that nothing is fitted twice."""
+
+    def __init__(self, configuration: Configuration, method: str) -> None:
+        self.configuration, self.method = configuration, method
+        self._best: tuple[float, Setting, Fitted, Floats] | None = None
+        self._seconds = 0.0
+
+    def candidates(self, practice: Practice, seed: int) -> list[Candidate]:
+        """All settings by inner folds of the training graphs, everything fitted on these alone."""
+        import sklearn
+
+        began = time.perf_counter()
+        # Hundreds of small machines per call.
+        with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
+            found = list(self._tried(practice.graphs, seed))
+        self._seconds = time.perf_counter() - began
+        return found
+
+    def learn(self, practice: Practice, setting: dict[str, Any], seed: int) -> LearnedKernel:
+        if self._best is None or asdict(self._best[1]) != setting:
+            raise ValueError("Only the best setting was kept; ask for that one.")
+        _, best, fitted, values = self._best
+        return LearnedKernel(practice.graphs, fitted, values, best, self.configuration.measure, self._seconds)
+
+    def _tried(self, graphs: GraphDataset, seed: int) -> Iterator[Candidate]:
+        from flowpool.lab.frozen.methods import METHODS
+
+        grid, metric = self.configuration.kernels, self.configuration.measure
+        labels, sizes = graphs.labels.numpy(), _log_sizes(graphs)
+        chosen = _drawn(labels, seed)
+        inner = _inner_folds(labels[chosen], seed)
+        for rounds in grid.rounds_for(graphs):
+            fitted = METHODS[self.method](graphs, rounds, self.configuration.shape.num_points, seed)
+            for view, values in fitted.views(graphs).items():
+                among, units = values[np.ix_(chosen, chosen)], _units(values, sizes)
+                last: tuple[tuple[object, ...], list[_Part]] | None = None
+                for setting in grid.settings(rounds, view):
+                    key = (setting.size, setting.kernel, setting.gamma)
+                    if last is None or last[0] != key:  # the penalty varies fastest
+                        kernel = _kernel(among, sizes[chosen], sizes[chosen], units, setting)
+                        last = key, _parts(kernel, labels[chosen], inner)
+                    score = inner_score(last[1], setting.penalty, metric)
+                    if self._best is None or metric.better(score, self._best[0]):
+                        self._best = score, setting, fitted, values
+                    yield Candidate(asdict(setting), score)
 
 
-def _parts(kernel: Floats, labels: NDArray[np.int64], inner: Sequence[tuple[_Numbers, _Numbers]]) -> list[_Part]:
+def _parts(kernel: Floats, labels: Array, inner: Sequence[tuple[_Numbers, _Numbers]]) -> list[_Part]:
     return [
         _Part(kernel[np.ix_(train, train)], labels[train], kernel[np.ix_(test, train)], labels[test])
         for train, test in inner
     ]
 
 
-def _validation_accuracy(parts: list[_Part], penalty: float) -> float:
-    """Mean over the inner folds of what ``SVC(C=penalty, kernel="precomputed")`` predicts rightly.
+def inner_score(parts: list[_Part], penalty: float, metric: Metric) -> float:
+    """Mean over the inner folds of what a machine with this penalty scores.
 
-    Its solver is called directly: the estimator spends as long on checks as these small machines need in all.
+    Where classes are counted, the solver of ``SVC(C=penalty, kernel="precomputed")`` is called directly: the estimator
+    spends as long on checks as these small machines need in all.
     """
-    _libsvm.set_verbosity_wrap(0)
+    from sklearn.svm import _libsvm
+
     scores = []
     for part in parts:
-        found = _libsvm.fit(part.train, part.train_labels.astype(np.float64), kernel="precomputed", C=penalty)
-        predictions = _libsvm.predict(part.test, *found[:7], kernel="precomputed")
-        scores.append(np.mean(predictions == part.test_labels))
+        if metric.kind == "classes" and not metric.ranks:
+            _libsvm.set_verbosity_wrap(0)
+            found = _libsvm.fit(part.train, part.train_labels.astype(np.float64), kernel="precomputed", C=penalty)
+            predictions = _libsvm.predict(part.test, *found[:7], kernel="precomputed")
+        else:
+            machine = machine_for(metric, penalty).fit(part.train, part.train_labels)
+            predictions = predicted(machine, part.test, metric)
+        scores.append(metric.score(predictions, part.test_labels))
     return float(np.mean(scores))
 
 
-def _drawn(labels: NDArray[np.int64], seed: int) -> _Numbers:
+def _drawn(labels: Array, seed: int) -> _Numbers:
     """Numbers of the graphs by which settings are compared."""
+    from sklearn.model_selection import train_test_split
+
     everyone = np.arange(len(labels))
     if len(labels) <= MOST_FOR_SELECTION:
         return everyone
-    drawn, _ = train_test_split(everyone, train_size=MOST_FOR_SELECTION, stratify=labels, random_state=seed % 2**32)
+    classes = labels if labels.ndim == 1 else None
+    drawn, _ = train_test_split(everyone, train_size=MOST_FOR_SELECTION, stratify=classes, random_state=seed % 2**32)
     return np.sort(drawn)
 
 
-def _inner_folds(labels: NDArray[np.int64], seed: int) -> list[tuple[_Numbers, _Numbers]]:
-    folds = StratifiedKFold(NUM_INNER_FOLDS, shuffle=True, random_state=seed % 2**32)
-    return list(folds.split(labels, labels))
+def _inner_folds(labels: Array, seed: int) -> list[tuple[_Numbers, _Numbers]]:
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    kind = StratifiedKFold if labels.ndim == 1 else KFold
+    return list(kind(NUM_INNER_FOLDS, shuffle=True, random_state=seed % 2**32).split(labels, labels))
 
 
 def _units(values: Floats, sizes: Floats) -> _Units:

@@ -13,13 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowpool.lab.comparison import PAPER_TABLE, compare, percent, points
-from flowpool.lab.evaluate import Configuration, evaluate, folds_of
-from flowpool.lab.model import Shape
+from flowpool.lab.comparison import PAPER_TABLE, compare, gap, spread
+from flowpool.lab.configuration import Configuration
+from flowpool.lab.datasets import Source
+from flowpool.lab.evaluate import evaluate
+from flowpool.lab.metrics import METRICS
 from flowpool.lab.names import Norm, Padding, Propagation
-from flowpool.lab.pools import FlowSettings
+from flowpool.lab.options import FlowSettings, Shape
 from flowpool.lab.results import Failure, Result, Store, Task
 from flowpool.lab.statistics import Summary, corrected_error, summarise
+from flowpool.lab.workers import LocalWorkers
 
 REPEATS = (3, 4, 5, 6, 7)  # 0 to 2 were spent on the search for the hypothesis
 PADDINGS: tuple[Padding, ...] = ("none", "empty", "mass")
@@ -41,7 +44,7 @@ class Cell:
     pools: tuple[str, ...]
 
     def tasks(self, repeats: Sequence[int]) -> list[Task]:
-        folds = range(len(folds_of(self.configuration.dataset, self.configuration.data, 0)))
+        folds = range(len(self.configuration.folds(0)))
         return [Task(pool, repeat, fold) for repeat, fold in itertools.product(repeats, folds) for pool in self.pools]
 
 
@@ -49,20 +52,21 @@ def cells(data: str | None = None) -> list[Cell]:
     """The whole grid, in the order of the page."""
     found = []
     for padding, propagation, norm in itertools.product(PADDINGS, PROPAGATIONS, NORMS):
-        configuration = Configuration(data=data, propagation=propagation, shape=Shape(padding=padding, norm=norm))
+        shape = Shape(propagation=propagation, padding=padding, norm=norm)
+        configuration = Configuration(Source(data=data), shape=shape)
         found.append(Cell(f"{padding}-{propagation}-{norm}", configuration, _POOLS))
     for padded, epsilon, seed in itertools.product((False, True), EPSILONS, (None, 0)):
         flow = FlowSettings(epsilon=epsilon, relative=False, steps=STEPS, reference_seed=seed)
         shape = Shape(padding="mass" if padded else "none")
         name = f"{shape.padding}-absolute-{epsilon:g}-{'each' if seed is None else 'shared'}"
-        found.append(Cell(name, Configuration(data=data, shape=shape, flow=flow), ("flow",)))
+        found.append(Cell(name, Configuration(Source(data=data), shape=shape, flow=flow), ("flow",)))
     return found
 
 
 def run_cell(cell: Cell, repeats: Sequence[int], folder: Path, jobs: int) -> Iterator[Result | Failure]:
     """Computes what is missing of a cell."""
     store = Store(folder / cell.name, cell.configuration.identity())
-    yield from evaluate(cell.configuration, cell.tasks(repeats), store, jobs=jobs)
+    yield from evaluate(cell.configuration, cell.tasks(repeats), store, LocalWorkers(jobs))
 
 
 def table(found: Sequence[Cell], repeats: Sequence[int], folder: Path) -> str:
@@ -83,7 +87,7 @@ def table(found: Sequence[Cell], repeats: Sequence[int], folder: Path) -> str:
 def _sorted_beside(cell: Cell, results: Sequence[Result], folder: Path) -> list[Result]:
     """Sort on the folds of a cell that varies the flow alone: those of the cell that it is a variation of."""
     configuration = replace(cell.configuration, flow=FlowSettings())
-    (same,) = (other for other in cells(configuration.data) if other.configuration == configuration)
+    (same,) = (other for other in cells(configuration.source.data) if other.configuration == configuration)
     if "sort" in cell.pools or not (folder / same.name).exists():
         return []
     wanted = [Task("sort", result.repeat, result.fold) for result in results]
@@ -115,9 +119,9 @@ def _paper_error(summary: Summary) -> float:
 
 def _accuracy(results: Sequence[Result]) -> str:
     """``82.48 ± 7.39 (3.57)``: mean, deviation and corrected error over folds, in per cent."""
-    accuracies = [result.accuracy for result in results]
+    accuracies = [result.score for result in results]
     error = f" ({100 * corrected_error(accuracies, _PAPER_RATIO):.2f})" if len(accuracies) > 1 else ""
-    return percent(summarise(accuracies)) + error
+    return spread(summarise(accuracies), METRICS["accuracy"]) + error
 
 
 def _line(cell: Cell, results: list[Result], failures: list[Failure]) -> str:
@@ -127,9 +131,9 @@ def _line(cell: Cell, results: list[Result], failures: list[Failure]) -> str:
     difference = flow.difference if flow else None
     verdict = ""
     if flow and sort and difference:
-        sorted_by_fold = {(result.repeat, result.fold): result.accuracy for result in sort.results}
+        sorted_by_fold = {(result.repeat, result.fold): result.score for result in sort.results}
         pairs = [
-            (result.accuracy, sorted_by_fold[key])
+            (result.score, sorted_by_fold[key])
             for result in flow.results
             if (key := (result.repeat, result.fold)) in sorted_by_fold
         ]
@@ -139,11 +143,11 @@ def _line(cell: Cell, results: list[Result], failures: list[Failure]) -> str:
     written = "default" if settings.relative else f"absolute {settings.epsilon:g}, {references}"
     columns = [
         "mass: size leaks" if shape.padding == "mass" else shape.padding,
-        str(cell.configuration.propagation),
+        str(shape.propagation),
         shape.norm,
         written,
         *(_accuracy(rows[pool].results) if pool in rows else "" for pool in _POOLS),
-        points(difference) if difference else "",
+        gap(difference, METRICS["accuracy"]) if difference else "",
         str(len(flow.results) if flow else 0) + (f", {len(failures)} failed" if failures else ""),
         verdict,
     ]

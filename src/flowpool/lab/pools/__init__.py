@@ -13,7 +13,7 @@ import torch
 
 from flowpool.lab import names
 from flowpool.lab.pools.base import Cloud, PointPool, Pool, Readout
-from flowpool.lab.pools.settings import FlowSettings
+from flowpool.lab.options import FlowSettings
 
 __all__ = ["POOLS", "Builder", "Cloud", "FlowSettings", "PointPool", "Pool", "Readout", "pool_class"]
 

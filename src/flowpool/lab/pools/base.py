@@ -11,8 +11,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-MOST_POINTS = 10_000  # per graph, and features per node; more is a slip of the finger, or would not fit into memory
-
 
 class Readout(NamedTuple):
     """What a pool hands to the classifier."""
@@ -85,12 +83,6 @@ class PointPool(Pool):
     def readout(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Readout:
         cloud = self.cloud(x, edge_index, batch, num_graphs)
         return Readout(cloud.points.flatten(1), cloud.loss)
-
-
-def check_count(value: int, what: str, most: int) -> None:
-    """Raise ValueError unless there is at least one and not an absurd number of ``what``."""
-    if not 1 <= value <= most:
-        raise ValueError(f"{value:,} {what}; pass a number from 1 to {most:,}.")
 
 
 def no_loss(x: Tensor) -> Tensor:

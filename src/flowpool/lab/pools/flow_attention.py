@@ -6,7 +6,7 @@ from torch import Tensor
 
 from flowpool.lab.pools.base import Cloud
 from flowpool.lab.pools.flow import FlowPool
-from flowpool.lab.pools.settings import FlowSettings
+from flowpool.lab.options import FlowSettings
 from flowpool.masses import Attention
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowpool.lab.pools.base import Cloud, Pool, Readout
 from flowpool.lab.pools.flow import FlowPool
-from flowpool.lab.pools.settings import FlowSettings
+from flowpool.lab.options import FlowSettings
 
 
 class FlowDeviationsPool(Pool):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowpool.lab.pools.flow import FlowPool
-from flowpool.lab.pools.settings import FlowSettings
+from flowpool.lab.options import FlowSettings
 
 
 class FlowKMeansPool(FlowPool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flowpool.costs import Mahalanobis
 from flowpool.lab.pools.flow import FlowPool
-from flowpool.lab.pools.settings import FlowSettings
+from flowpool.lab.options import FlowSettings
 
 
 class FlowMahalanobisPool(FlowPool):

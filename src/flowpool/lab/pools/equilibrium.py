@@ -30,9 +30,10 @@ class EquilibriumPool(Pool):
         return Readout(found if training else found.detach(), no_loss(x))
 
 
-class _PerGraph(EquilibriumAggregation):  # type: ignore[misc]
+class _PerGraph(EquilibriumAggregation):
     def init_output(self, dim_size: int) -> Tensor:
         return torch.zeros(dim_size, self.output_dim).to(self.lamb).requires_grad_()
 
     def reg(self, y: Tensor) -> Tensor:
-        return self.softplus(self.lamb) * y.square().sum()
+        penalty: Tensor = self.softplus(self.lamb) * y.square().sum()
+        return penalty

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Backbone = Literal["sgc", "gin", "blind", "linear"]
+Backbone = Literal["sgc", "gin", "gine", "blind", "linear", "sets"]
 Propagation = Literal["normalised", "raw"]
 Size = Literal["none", "append", "scale"]
 Norm = Literal["none", "nodes", "output", "both"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from flowpool import flow_pool
 from flowpool.core.divergence import make_energy, sinkhorn_divergence
 from flowpool.core.hessian import hessian
-from flowpool.lab.figures.memory import TensorMemory
+from flowpool.lab.paper.memory import TensorMemory
 
 TIGHT = {"tolerance": 1e-12, "max_steps": 3000}
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from flowpool import algorithm_1
-from flowpool.lab.paper_scheme import Scheme, pooled_by_ott
+from flowpool.lab.paper.scheme import Scheme, pooled_by_ott
 
 RIDGES = (0.0, 1e-4, 1.0, 1e6)
 NUM_POINTS, NUM_NODES, DIM, EPSILON, STEP, STEPS = 4, 8, 2, 0.5, 1.0, 150

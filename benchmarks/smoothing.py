@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, repeat_splits
-from flowpool.lab.figures.exhibit import write_table
+from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.kept import readings
 from flowpool.lab.leakproof import batches, divide, subset
 from flowpool.lab.model import Classifier, Shape, build_model

@@ -12,7 +12,7 @@ try:
     import jax
     import jax.numpy as jnp
 
-    from flowpool.lab.paper_scheme import Scheme, pooled_by_ott
+    from flowpool.lab.paper.scheme import Scheme, pooled_by_ott
 
     pooled_by_ott(Scheme(1.0, 1.0, 1))
 except ImportError:

@@ -1,30 +1,28 @@
 """FlowPool as a function: node features in, M points per graph out (sections 5 to 8 of the paper).
 
-:func:`flow_pool` checks its input once, makes a :class:`~flowpool.engines.seam.Problem` of it and hands that to an engine.
+:func:`flow_pool` checks its input once, makes a :class:`~flowpool.engines.interface.Problem` of it and hands that to an engine.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from flowpool import costs, references, trial
-from flowpool.core.flow import Flowed
 from flowpool.core.measures import check_features, graphs_of, require_like
 from flowpool.core.updates import UpdateStep
 from flowpool.costs import CostFunction, Geometry
 from flowpool.engines import choice, compiled, operators, torch_engine
 from flowpool.engines.devices import HOST, carried, precision_on
-from flowpool.engines.seam import BackwardReport, Problem, Solution, pooled_by
+from flowpool.engines.interface import BackwardReport, Engine, Problem, Solution, pooled_by
 from flowpool.failures import act_on_failures
 from flowpool.inputs import check_choice, check_plain, checked_epsilon, checked_point_masses
 from flowpool.kernels.errors import KernelError
 from flowpool.options import ON_FAILURE, Options
-from flowpool.results import Behind, Pooled
+from flowpool.results import Pooled
 from flowpool.status import Status
 
 __all__ = ["BackwardReport", "Options", "Pooled", "flow_pool"]
@@ -205,45 +203,25 @@ def _pool(given: _Given, dim_size: int | None, relative: bool, options: Options,
         torch.finfo(nodes.dtype).eps,
         options,
     )
-    solution, engine = _solve(problem, report)
+    solution, engine, name = _solve(problem, report)
     return Pooled(
         solution.points.to(nodes.dtype), solution.residual, solution.steps, solution.status, report,
-        f"{engine} engine on {nodes.device}", options.tolerance, partial(_behind, _kept(problem, solution), solution),
+        f"{name} engine on {nodes.device}", options.tolerance, engine, problem.detached(), solution,
     )  # fmt: skip
 
 
-def _solve(problem: Problem, report: BackwardReport) -> tuple[Solution, str]:
+def _solve(problem: Problem, report: BackwardReport) -> tuple[Solution, Engine, str]:
     """By the compiled engine where it can serve; if kernels turn out not to compile here, by torch after all."""
     if choice.use_kernels(problem.options, problem.geometry.cost, problem.point_masses, problem.relative):
         if torch.compiler.is_compiling():
-            return operators.traced_solve(problem), "compiled"
+            return operators.traced_solve(problem), compiled, "compiled"
         try:
-            return pooled_by(compiled, problem, report), "compiled"
+            return pooled_by(compiled, problem, report), compiled, "compiled"
         except KernelError as error:
             choice.give_up_kernels(str(error), problem)
     if problem.options.gradient == "unrolled":
-        return torch_engine.solve(problem), "torch"
-    return pooled_by(torch_engine, problem, report), "torch"
-
-
-def _kept(problem: Problem, solution: Solution) -> Problem:
-    """The problem without autograd history, and safe from what the caller writes into the tensors that were given."""
-    if torch.compiler.is_compiling():
-        return problem.detached()
-    kept = {"nodes": solution.nodes, "masses": solution.masses} if solution.nodes.numel() else {}  # in their order
-    given = {name: value for name, value in problem.tensors().items() if name not in kept}
-    tensors = kept | {name: value.detach().clone() for name, value in given.items()}
-    return replace(problem.having(tensors), batch=problem.batch[solution.order] if kept else problem.batch.clone())
-
-
-@torch.no_grad()
-def _behind(problem: Problem, solution: Solution) -> Behind:
-    """The graphs in their frames with the solution found there, for plans and divergences."""
-    inside, frame, order = torch_engine.framed(problem)
-    flowed = Flowed(*(value.detach() for value in torch_engine.flowed(solution, inside)))
-    if solution.nodes.numel():
-        order = solution.order[order]  # the nodes were kept in the order of the engine
-    return Behind(inside, flowed, frame.solvable, frame.cost_unit, order)
+        return torch_engine.solve(problem), torch_engine, "torch"
+    return pooled_by(torch_engine, problem, report), torch_engine, "torch"
 
 
 def _outside_inference(value: Value) -> Value:

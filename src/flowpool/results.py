@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from flowpool.causes import why_singular, why_unfinished
-from flowpool.core import sinkhorn
-from flowpool.core.flow import Flowed
 from flowpool.core.records import lazy
-from flowpool.engines import torch_engine as batching
 from flowpool.engines.devices import readable
-from flowpool.engines.seam import BackwardReport
-from flowpool.engines.torch_engine import Framed
+from flowpool.engines.interface import BackwardReport, Engine, Problem, Solution
 from flowpool.status import Status
 
 _CONVERGED = torch.tensor([status.converged for status in sorted(Status)])  # by code
-
-
-class Behind(NamedTuple):
-    """What plans and divergences are computed from, without autograd history."""
-
-    problem: Framed  # all graphs, in their frames
-    ended: Flowed
-    solvable: Tensor  # (B,) bool
-    cost_unit: Tensor  # (B,), how much the frame's unit of cost is outside
-    order: Tensor  # (N,), which node of the caller stands at each place
 
 
 class Ended:
@@ -75,17 +59,15 @@ class Pooled(Ended):
     backward: BackwardReport
     where: str
     tolerance: float
-    _behind: Callable[[], Behind] = field(repr=False)
+    _engine: Engine = field(repr=False)
+    _problem: Problem = field(repr=False)  # without autograd history
+    _solution: Solution = field(repr=False)
     _on_host: Pooled | None = field(default=None, repr=False)  # the same on the CPU, if it was found there
 
     @property
     def host(self) -> Pooled:
         """The same where it was found, so that asking for values waits for no device."""
         return self if self._on_host is None else self._on_host
-
-    @lazy
-    def _solution(self) -> Behind:
-        return self._behind()
 
     @lazy
     @torch.no_grad()
@@ -97,50 +79,32 @@ class Pooled(Ended):
         """
         if self._on_host is not None:
             return readable(self._on_host.divergence, self.points.device)
-        problem, ended, solvable, unit, _ = self._solution
-        result = torch.where(self.status == Status.NONFINITE_INPUT.value, torch.nan, torch.zeros_like(unit))
-        chosen = solvable.nonzero().squeeze(-1)
-        for bucket in batching.buckets(replace(problem.select(chosen), debias=True)):
-            graphs, energy = chosen[bucket.graphs], bucket.energy
-            here = energy.evaluate_from(ended.points[graphs], ended.potential[graphs], None)
-            own = energy.geometry.matrix(energy.nodes, energy.nodes)
-            nodes = sinkhorn.solve_self(own, energy.masses, energy.epsilon).value(energy.masses)
-            value = energy.value(here.points, here) - nodes / 2
-            result = result.index_copy(0, graphs, value * unit[graphs])
-        return result
+        found = self._engine.divergence(self._problem, self._solution)
+        return torch.where(self.status == Status.NONFINITE_INPUT.value, torch.nan, found)
 
     @torch.no_grad()
     def cause(self, graph: int) -> str:
         """Why the minimiser of a graph is not isolated (SINGULAR) or was not reached (MAX_STEPS), in one sentence."""
-        status = Status(int(self.status[graph]))
-        problem, ended, solvable, _, _ = self._solution
-        one = torch.tensor([graph % len(solvable)], device=solvable.device)
+        host, graph = self.host, self._place(graph)
+        status = Status(int(host.status[graph]))
         if status not in (Status.SINGULAR, Status.MAX_STEPS):
             return status.advice
-        if not bool(solvable[one]):
+        end = host._engine.at_end(host._problem, host._solution, graph)
+        if end is None:
             return "The graph is one point, which all points are pooled to."
-        bucket = next(batching.buckets(problem.select(one)))
-        energy = bucket.energy.select(torch.tensor([0], device=one.device))
-        here = energy.evaluate_from(ended.points[one], ended.potential[one], None)
-        return why_singular(energy, here) if status is Status.SINGULAR else why_unfinished(energy, here)
+        return why_singular(*end) if status is Status.SINGULAR else why_unfinished(*end)
 
     @torch.no_grad()
     def plan(self, graph: int) -> Tensor:
         """The optimal coupling of one graph, ``(M, N_g)``: how much of each of its nodes went to each point."""
+        graph = self._place(graph)
+        if self._on_host is not None:
+            return readable(self._on_host.plan(graph), self.points.device)
+        plan = self._engine.plan(self._problem, self._solution, graph)
+        return plan.fill_(torch.nan) if int(self.status[graph]) == Status.NONFINITE_INPUT else plan
+
+    def _place(self, graph: int) -> int:
         num_graphs = self.points.shape[0]
         if not -num_graphs <= graph < num_graphs:
             raise IndexError(f"graph {graph} of a batch of {num_graphs}.")
-        if self._on_host is not None:
-            return readable(self._on_host.plan(graph), self.points.device)
-        one = slice(graph % num_graphs, graph % num_graphs + 1)
-        problem, ended, solvable, _, order = self._solution
-        nodes, masses = (x.unsqueeze(0) for x in problem.clouds.cloud(one.start))
-        as_given = order[problem.clouds.ptr[one.start] : problem.clouds.ptr[one.stop]].argsort()
-        if not bool(solvable[one]):
-            # One distinct node, or none: every point takes its share of everything.
-            value = torch.nan if int(self.status[one]) == Status.NONFINITE_INPUT.value else 1.0
-            return value * problem.point_masses[:, None] * masses[0, as_given]
-        cost = problem.geometry.matrix(ended.points[one], nodes)
-        weights = problem.point_masses.unsqueeze(0)
-        solved = sinkhorn.solve(cost, weights, masses, problem.epsilon[one], ended.potential[one])
-        return solved.plan[0, :, as_given]
+        return graph % num_graphs

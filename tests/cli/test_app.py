@@ -13,7 +13,7 @@ import flowpool
 from flowpool.lab import names
 from flowpool.lab.datasets import KNOWN
 from flowpool.lab.evaluate import SHAPES
-from flowpool.lab.figures import FIGURES
+from flowpool.lab.paper import FIGURES
 from flowpool.lab.pools import POOLS, Pool, pool_class
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(flowpool.__file__).parents[1]), "COLUMNS": "80"}
@@ -33,6 +33,12 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         check=False,
         env=ENVIRONMENT | environment,
     )
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """What becomes of ``flowpool LINE``, with the redirections that stand in the line."""
+    whole = f'exec "{sys.executable}" -m flowpool {line}'
+    return subprocess.run(["sh", "-c", whole], capture_output=True, text=True, check=False, env=ENVIRONMENT)
 
 
 WATCH = """
@@ -99,7 +105,49 @@ def test_without_the_extra_one_sentence_names_it() -> None:
     )
     done = python(program)
     assert done.returncode == 2
-    assert done.stderr == "The command flowpool needs packages of the extra lab: pip install 'flowpool[lab]'.\n"
+    assert done.stderr == "The command flowpool needs packages of the extra cli: pip install 'flowpool[cli]'.\n"
+
+
+def test_the_doctor_needs_no_other_extra() -> None:
+    extras = ("torch_geometric", "sklearn", "scipy", "ot", "grakel", "pyarrow", "matplotlib", "networkx", "jax")
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({extras!r}))\n"  # what an import of a missing package meets
+        "from flowpool.lab import doctor; version = doctor._version\n"
+        "doctor._version = lambda name: None if name == 'torch_geometric' else version(name)\n"
+        "sys.argv = ['flowpool', 'doctor']\n"
+        "from flowpool.cli import main; main()"
+    )
+    done = python(program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "absent  layers for PyG: PyTorch Geometric is not installed" in done.stdout
+    assert "All is well." in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("arguments", ["data", "data --json", "--help", "evaluate --help"])
+def test_a_full_device_behind_the_output_is_code_1(arguments: str) -> None:
+    done = shell(f"{arguments} >/dev/full")
+    assert (done.returncode, done.stderr) == (1, "Error: The output cannot be written: No space left on device.\n")
+
+
+def test_a_closed_output_is_code_1() -> None:
+    done = shell("data >&-")
+    assert done.returncode == 1
+    assert done.stderr == "Error: The standard output is closed; send it to a file, or to /dev/null.\n"
+
+
+def test_a_closed_standard_error_is_no_error() -> None:
+    done = shell("data --json 2>&-")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("seed", [str(2**32), "9" * 5000, "-1"])
+def test_seeds_out_of_range_are_refused(seed: str) -> None:
+    for arguments in (["pool", "MUTAG", "out"], ["kept"], ["evaluate"]):
+        done = command(*arguments, "--seed", seed)
+        assert done.returncode == 2
+        assert "Invalid value for '--seed'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_package_that_a_command_needs_is_named() -> None:
@@ -169,6 +217,7 @@ def on_a_terminal(arguments: list[str], environment: dict[str, str]) -> str:
 
 def test_help_shows_examples_and_exit_codes() -> None:
     shown = command("--help").stdout
+    assert len(shown.splitlines()) <= 36  # a screen
     assert "Exit codes: 0, all done" in shown
     for name in ("evaluate", "pool", "kept", "bench", "figures", "data", "doctor", "compile"):
         assert f" {name} " in shown
@@ -178,7 +227,7 @@ def test_help_shows_examples_and_exit_codes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ([], ["--install-completion", "every pool that gives points."]),
+        ([], ["--install-completion", "how much of the nodes"]),
         (["evaluate"], ["--reference-seed", "--update-step", "flow,sort,sum,mean]"]),
     ],
 )

@@ -23,11 +23,11 @@ from typer.testing import CliRunner, Result
 import flowpool
 from flowpool.arrow import pool_arrow, pooled_reference
 from flowpool.cli.app import app
-from flowpool.lab.bulk import job as jobs
-from flowpool.lab.bulk import sources
-from flowpool.lab.bulk.job import Job, Settings, make_job, sample_nodes
-from flowpool.lab.bulk.sources import ParquetSource
-from flowpool.lab.bulk.store import Store
+from flowpool.bulk import job as jobs
+from flowpool.bulk import sources
+from flowpool.bulk.job import Job, Settings, make_job, sample_nodes
+from flowpool.bulk.sources import ParquetSource
+from flowpool.bulk.store import Store
 from flowpool.lab.datasets import load_dataset
 
 WIDTH, FILES, ROWS = 3, 6, 7
@@ -173,7 +173,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
 def test_kill_9_loses_nothing(folder: Path) -> None:
     assert run("in", "whole.parquet").exit_code == 0
     program = (
-        "import os, time; from flowpool.lab.bulk.store import Store; save = Store.save\n"
+        "import os, time; from flowpool.bulk.store import Store; save = Store.save\n"
         "def slow(self, part, table): save(self, part, table); time.sleep(0.3)\n"
         "Store.save = slow\n"
         "from flowpool.cli.app import app; app(['pool', 'in', 'out.parquet'])"
@@ -190,6 +190,21 @@ def test_kill_9_loses_nothing(folder: Path) -> None:
     assert run("in", "out.parquet").exit_code == 0
     assert Path("out.parquet").read_bytes() == Path("whole.parquet").read_bytes()
     assert not Path("out.parquet.parts").exists()
+
+
+def test_a_second_run_into_the_same_output_is_refused(folder: Path) -> None:
+    assert run("in", "whole.parquet").exit_code == 0
+    job, store = make_job(ParquetSource.of(Path("in")), Settings(), Path("out.parquet"))
+    with store.alone():
+        list(job.run(job.source.parts[:2], store))
+        second = run("in", "out.parquet")
+    assert second.exit_code == 1
+    assert second.stderr.startswith(
+        "14 of 42 graphs are in out.parquet.parts already.\nError: Another run is writing to"
+    )
+    assert run("in", "out.parquet").exit_code == 0
+    assert Path("out.parquet").read_bytes() == Path("whole.parquet").read_bytes()
+    assert not list(Path().glob(".*.lock"))
 
 
 def test_bad_rows_are_counted(folder: Path) -> None:
@@ -330,6 +345,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_lost(folder: Path, monke
         (["in", "out.npz"], "Column 'w' is of type list<.*>, but an .npz file"),
         (["in", "nowhere/out"], "The folder nowhere does not exist"),
         (["in", "out", "--address", "auto"], "--address auto needs --on ray"),
+        (["empty.parquet", "out"], "The folder empty.parquet holds no Parquet files."),
         (["nowhere.parquet", "out"], "nowhere.parquet does not exist"),
         (["text.parquet", "out"], r"text.parquet cannot be read as Parquet: .*[^.]\.$"),
         (["mixed", "out"], "1.parquet has other columns than mixed/0.parquet: 'x' is int64 there and"),
@@ -340,6 +356,7 @@ def test_mistakes_end_with_one_sentence_and_code_2(folder: Path, arguments: list
     np.save("wide.npy", np.random.default_rng(0).standard_normal((5, 4)))
     np.save("none.npy", np.zeros((1, 0)))
     Path("full").mkdir()
+    Path("empty.parquet").mkdir()
     Path("full/letter.txt").touch()
     Path("text.parquet").write_text("not a table")
     Path("mixed").mkdir()
@@ -370,7 +387,7 @@ class TestRay:
     @pytest.fixture(scope="class", autouse=True)
     def cluster(self) -> Any:
         pytest.importorskip("ray", reason="Ray is not installed")
-        from flowpool.lab.bulk.on_ray import cluster
+        from flowpool.bulk.on_ray import cluster
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(flowpool.__file__).parents[1]))
@@ -392,7 +409,7 @@ class TestRay:
     def test_a_killed_worker_is_replaced(self, folder: Path) -> None:
         import psutil
 
-        from flowpool.lab.bulk import on_ray
+        from flowpool.bulk import on_ray
 
         assert run(str(folder), "whole").exit_code == 0
         job, store = make_job(ParquetSource.of(folder), Settings(), Path("out").resolve())
@@ -407,7 +424,7 @@ class TestRay:
         assert contents(Path("out")) == contents(Path("whole"))
 
     def test_rows_that_kill_every_worker_end_the_run(self, folder: Path) -> None:
-        from flowpool.lab.bulk import on_ray
+        from flowpool.bulk import on_ray
 
         class Deadly(Job):
             def pool(self, table: Any) -> Any:
@@ -425,7 +442,7 @@ class TestRay:
         job, store = make_job(ParquetSource.of(folder), Settings(), Path("out").resolve())
         parts = job.source.parts
         (folder / "3.parquet").unlink()
-        from flowpool.lab.bulk import on_ray
+        from flowpool.bulk import on_ray
 
         with pytest.raises(OSError, match=r"A worker failed: .*3\.parquet") as caught:
             list(on_ray.run(job, parts, store))

@@ -11,7 +11,7 @@ from helpers import mutag_clouds
 from flowpool import flow_pool
 from flowpool.core import law
 from flowpool.core.constants import (
-    ERROR_RACE,
+    ERROR_EXPLICIT,
     FIRST_STEP,
     FLAT,
     GAMMA,
@@ -26,21 +26,21 @@ from flowpool.core.constants import (
     SLOW,
 )
 from flowpool.core.law import (
-    CLOCK,
-    CURVE,
     DISTANCE,
-    FINISHED,
-    LAND,
+    DONE,
+    EXPLICIT,
+    FINISH,
+    HESSIAN,
+    IMPLICIT,
     LOOK,
     MAX_STEPS,
+    MEASURE_LEFT,
     NEWTON,
     NONFINITE,
     OK,
-    RACE,
-    REST,
-    SLIDE,
     STAGE,
     START,
+    STATE,
     TIGHTEN,
     TRY,
     advance,
@@ -49,18 +49,18 @@ from flowpool.core.law import (
 
 NAMES = [
     "START",
-    "RACE",
+    "EXPLICIT",
     "TIGHTEN",
-    "CURVE",
-    "SLIDE",
+    "HESSIAN",
+    "IMPLICIT",
     "NEWTON",
     "TRY",
-    "REST",
+    "MEASURE_LEFT",
     "STAGE",
-    "LAND",
+    "FINISH",
     "DISTANCE",
     "LOOK",
-    "FINISHED",
+    "DONE",
 ]
 
 
@@ -69,17 +69,17 @@ class Flow:
 
     def __init__(self, num_points=4, tolerance=1e-5, max_steps=100, step_size=0.0, equal=True):
         self.given = num_points, equal, tolerance, max_steps
-        self.clock = SimpleNamespace(**dict.fromkeys(CLOCK.names, 0))
-        self.request = begin(self.clock, step_size)
+        self.state = SimpleNamespace(**dict.fromkeys(STATE.names, 0))
+        self.request = begin(self.state, step_size)
         self.measured(size=1.0, error=0.0, extent=1.0, swerve=0.0, speed=1.0, gain=1.0)
 
     def measured(self, **values):
-        vars(self.clock).update(values)
+        vars(self.state).update(values)
 
     def then(self, **values):
         """What comes next after these measurements."""
         self.measured(**values)
-        self.request = advance(self.clock, *self.given)
+        self.request = advance(self.state, *self.given)
         return self.request
 
 
@@ -87,11 +87,11 @@ def sliding(step=1.0, **options):
     """A flow whose first implicit step, of some length, has just been proposed."""
     flow = Flow(**options)
     assert flow.request == START
-    while flow.then(swerve=0.0) == RACE:
+    while flow.then(swerve=0.0) == EXPLICIT:
         pass
-    assert flow.request == CURVE
-    flow.clock.step = step
-    assert flow.then() == SLIDE
+    assert flow.request == HESSIAN
+    flow.state.step = step
+    assert flow.then() == IMPLICIT
     flow.measured(definite=True, length=1.0, along=-1.0)
     return flow
 
@@ -99,9 +99,9 @@ def sliding(step=1.0, **options):
 def capped():
     """A flow that has used up its steps, and has just been asked for its last Newton step."""
     flow = Flow(max_steps=4)
-    while flow.then(swerve=0.0) == RACE:
+    while flow.then(swerve=0.0) == EXPLICIT:
         pass
-    assert flow.clock.steps == 4 and flow.then() == NEWTON
+    assert flow.state.steps == 4 and flow.then() == NEWTON
     return flow
 
 
@@ -117,11 +117,11 @@ def jumping(**options):
 def test_it_begins_with_explicit_steps_that_double_until_they_would_be_unstable():
     flow = Flow()
     lengths = []
-    while flow.then(swerve=0.0) == RACE:
-        lengths.append(flow.clock.step)
+    while flow.then(swerve=0.0) == EXPLICIT:
+        lengths.append(flow.state.step)
     assert lengths == pytest.approx([FIRST_STEP, 0.2, 0.4, 0.8, LONGEST_EXPLICIT])
-    assert flow.clock.steps == len(lengths)
-    assert flow.clock.step == 2 * LONGEST_EXPLICIT  # an implicit step may be as long as was wished for
+    assert flow.state.steps == len(lengths)
+    assert flow.state.step == 2 * LONGEST_EXPLICIT  # an implicit step may be as long as was wished for
 
 
 def test_explicit_steps_are_exact_where_the_map_goes_on_as_it_did():
@@ -132,11 +132,11 @@ def test_explicit_steps_are_exact_where_the_map_goes_on_as_it_did():
         return level + slope * (time - 1) + (2.0 - level + slope) * math.exp(-time)
 
     flow, time, point, before = Flow(), 0.0, exactly(0.0), 0.0
-    while flow.then(swerve=0.0) == RACE:
+    while flow.then(swerve=0.0) == EXPLICIT:
         target = level + slope * time
-        point += flow.clock.stride * (target - point) + flow.clock.bend * (target - before)
-        time, before = time + flow.clock.step, target
-        if flow.clock.steps == 1:  # the first knows of no change
+        point += flow.state.stride * (target - point) + flow.state.bend * (target - before)
+        time, before = time + flow.state.step, target
+        if flow.state.steps == 1:  # the first knows of no change
             point = exactly(time)
         assert point == pytest.approx(exactly(time), rel=1e-12)
 
@@ -144,80 +144,80 @@ def test_explicit_steps_are_exact_where_the_map_goes_on_as_it_did():
 def test_a_bent_way_is_taken_in_short_steps_up_to_a_number():
     flow = Flow(max_steps=1000)
     count = 0
-    while flow.then(swerve=1e3) == RACE:
+    while flow.then(swerve=1e3) == EXPLICIT:
         count += 1
-        assert flow.clock.step == (FIRST_STEP if count == 1 else SHORTEST)
-    assert count == MOST_EXPLICIT and flow.request == CURVE
+        assert flow.state.step == (FIRST_STEP if count == 1 else SHORTEST)
+    assert count == MOST_EXPLICIT and flow.request == HESSIAN
 
 
 def test_the_error_of_an_explicit_step_chooses_the_next():
     flow = Flow()
     flow.then()
     flow.then(swerve=0.5, extent=2.0)
-    assert flow.clock.step == pytest.approx(math.sqrt(2 * FIRST_STEP * ERROR_RACE * 2.0 / 0.5))
+    assert flow.state.step == pytest.approx(math.sqrt(2 * FIRST_STEP * ERROR_EXPLICIT * 2.0 / 0.5))
 
 
 def test_steps_of_a_fixed_length_go_on_until_the_flow_crawls():
     flow = Flow(step_size=0.25)
     for _ in range(70):
-        assert flow.then(speed=2e-3) == RACE
-        assert flow.clock.step == 0.25 and flow.clock.bend == 0.0
-    assert flow.then(speed=0.9e-3) == CURVE
+        assert flow.then(speed=2e-3) == EXPLICIT
+        assert flow.state.step == 0.25 and flow.state.bend == 0.0
+    assert flow.then(speed=0.9e-3) == HESSIAN
 
 
 def test_inner_problems_follow_the_gradient():
     flow = Flow()
     flow.then(size=1e-4)
-    assert flow.request == RACE and flow.clock.inner == pytest.approx(1e-6)
+    assert flow.request == EXPLICIT and flow.state.inner == pytest.approx(1e-6)
     flow = Flow(max_steps=1)
-    assert flow.then(size=1.0) == RACE
+    assert flow.then(size=1.0) == EXPLICIT
     # The Hessian needs more than the race left, unless it is there already.
     assert flow.then(size=1e-3, error=1e-6) == TIGHTEN
-    assert flow.clock.inner == pytest.approx(1e-8)
-    assert flow.then(error=1e-8) == CURVE
+    assert flow.state.inner == pytest.approx(1e-8)
+    assert flow.then(error=1e-8) == HESSIAN
 
 
 @pytest.mark.parametrize("size", [math.nan, math.inf])
 def test_overflow_ends_the_flow_at_once(size):
     flow = Flow()
-    assert flow.then(size=size) == FINISHED
-    assert flow.clock.status == NONFINITE and math.isnan(flow.clock.residual)
+    assert flow.then(size=size) == DONE
+    assert flow.state.status == NONFINITE and math.isnan(flow.state.residual)
     flow = sliding()
-    assert [flow.then(), flow.then(length=1e-3)] == [STAGE, LAND]
-    assert flow.then(ahead=0.0, behind=-1.0, reached=size) == FINISHED
-    assert flow.clock.status == NONFINITE
+    assert [flow.then(), flow.then(length=1e-3)] == [STAGE, FINISH]
+    assert flow.then(ahead=0.0, behind=-1.0, reached=size) == DONE
+    assert flow.state.status == NONFINITE
 
 
 def test_an_implicit_step_that_is_not_definite_is_shortened_and_counts():
     flow = sliding(step=1.0)
-    steps, shift = flow.clock.steps, flow.clock.shift
+    steps, shift = flow.state.steps, flow.state.shift
     assert shift == pytest.approx(1 / GAMMA)
-    assert flow.then(definite=False) == SLIDE
-    assert flow.clock.step == pytest.approx(0.3) and flow.clock.shift == pytest.approx(shift / 0.3)
-    assert flow.clock.steps == steps + 1
-    while flow.then(definite=False) == SLIDE:
+    assert flow.then(definite=False) == IMPLICIT
+    assert flow.state.step == pytest.approx(0.3) and flow.state.shift == pytest.approx(shift / 0.3)
+    assert flow.state.steps == steps + 1
+    while flow.then(definite=False) == IMPLICIT:
         pass
-    assert flow.clock.step == LEAST_STEP and flow.request == NEWTON  # the last that may be done
+    assert flow.state.step == LEAST_STEP and flow.request == NEWTON  # the last that may be done
 
 
 def test_an_implicit_step_grows_and_shrinks_with_its_error():
     for error, factor in ((0.0, 5.0), (0.04, 4.0), (1.0, 0.8), (0.64, 1.0)):
         flow = sliding(step=1.0)
         assert flow.then() == STAGE
-        assert flow.then(length=2 * error * 0.01) == LAND
-        assert flow.then(ahead=-1.0, behind=-1.0, reached=0.5, error=0.0) == CURVE
-        assert flow.clock.arrived and flow.clock.size == 0.5
-        assert flow.clock.step == pytest.approx(factor)
+        assert flow.then(length=2 * error * 0.01) == FINISH
+        assert flow.then(ahead=-1.0, behind=-1.0, reached=0.5, error=0.0) == HESSIAN
+        assert flow.state.arrived and flow.state.size == 0.5
+        assert flow.state.step == pytest.approx(factor)
     flow = sliding(step=1.0)
     flow.then()
-    assert flow.then(length=2 * 4.0 * 0.01) == SLIDE  # too large an error: not taken, and shorter
-    assert flow.clock.step == pytest.approx(0.4) and not flow.clock.arrived
+    assert flow.then(length=2 * 4.0 * 0.01) == IMPLICIT  # too large an error: not taken, and shorter
+    assert flow.state.step == pytest.approx(0.4) and not flow.state.arrived
     flow = sliding(step=0.9 * MOST_STEP)
-    flow.clock.tried = True
+    flow.state.tried = True
     flow.then()
     flow.then(length=0.0)
     flow.then(ahead=-1.0, behind=-1.0, reached=0.5)
-    assert flow.clock.step == MOST_STEP
+    assert flow.state.step == MOST_STEP
 
 
 def test_a_long_step_that_ends_uphill_has_jumped_over_the_minimum():
@@ -226,32 +226,32 @@ def test_a_long_step_that_ends_uphill_has_jumped_over_the_minimum():
         flow.then()
         flow.then(length=1e-3 / step)
         after = flow.then(ahead=ahead, behind=-1.0, reached=0.5, error=0.0)
-        assert after == (CURVE if taken else SLIDE) and flow.clock.arrived == taken
+        assert after == (HESSIAN if taken else IMPLICIT) and flow.state.arrived == taken
         if not taken:
-            assert flow.clock.step == pytest.approx(0.3 * step)
+            assert flow.state.step == pytest.approx(0.3 * step)
 
 
 def slide_on(flow, size):
     """An implicit step without error that leaves a gradient of some size; then whatever follows the next first stage."""
     if flow.request != STAGE:
         assert flow.then() == STAGE
-    assert flow.then(length=0.0) == LAND
-    assert flow.then(ahead=-1.0, behind=-1.0, reached=size, error=0.0) == CURVE
-    assert flow.then() == SLIDE
-    return flow.then(length=1e-3 / (GAMMA * flow.clock.step), along=-10.0)
+    assert flow.then(length=0.0) == FINISH
+    assert flow.then(ahead=-1.0, behind=-1.0, reached=size, error=0.0) == HESSIAN
+    assert flow.then() == IMPLICIT
+    return flow.then(length=1e-3 / (GAMMA * flow.state.step), along=-10.0)
 
 
 def test_a_step_that_replaces_a_refused_one_does_not_grow():
     flow = sliding(step=2.0)
     flow.then()
     flow.then(length=1e-3)
-    assert flow.then(ahead=1.0, behind=-1.0, reached=0.5, error=0.0) == SLIDE  # uphill
-    flow.clock.tried = True
+    assert flow.then(ahead=1.0, behind=-1.0, reached=0.5, error=0.0) == IMPLICIT  # uphill
+    flow.state.tried = True
     slide_on(flow, 0.5)
-    assert flow.clock.step == pytest.approx(0.6)
-    flow.clock.tried = True
+    assert flow.state.step == pytest.approx(0.6)
+    flow.state.tried = True
     slide_on(flow, 0.25)
-    assert flow.clock.step == pytest.approx(3.0)  # and the next grows again
+    assert flow.state.step == pytest.approx(3.0)  # and the next grows again
 
 
 def test_a_refused_newton_step_waits_until_the_gradient_has_halved_or_for_a_step_or_two():
@@ -262,7 +262,7 @@ def test_a_refused_newton_step_waits_until_the_gradient_has_halved_or_for_a_step
         ([0.9, 0.2], [STAGE, NEWTON]),
     ):
         flow = jumping()
-        assert flow.then(length=1e-2) == TRY and flow.clock.size == 1.0
+        assert flow.then(length=1e-2) == TRY and flow.state.size == 1.0
         assert flow.then(reached=0.9) == STAGE  # refused
         assert [slide_on(flow, size) for size in sizes] == requests
     flow = jumping()
@@ -270,7 +270,7 @@ def test_a_refused_newton_step_waits_until_the_gradient_has_halved_or_for_a_step
     flow.then(length=0.0)
     flow.then(ahead=-1.0, behind=-1.0, reached=0.9, error=0.0)
     flow.then()
-    assert flow.then(length=0.9e-5 / (GAMMA * flow.clock.step), along=-10.0) == NEWTON  # may be the end
+    assert flow.then(length=0.9e-5 / (GAMMA * flow.state.step), along=-10.0) == NEWTON  # may be the end
 
 
 def test_newton_is_tried_when_the_flow_is_slow_and_the_step_is_short():
@@ -284,7 +284,7 @@ def test_newton_is_tried_when_the_flow_is_slow_and_the_step_is_short():
         flow = sliding(step=step, equal=False)
         assert flow.then(length=length / (GAMMA * step)) == next_one
     flow = sliding(step=SLOW)
-    flow.clock.tried = True
+    flow.state.tried = True
     assert flow.then(length=1e-9) == STAGE
 
 
@@ -297,10 +297,10 @@ def test_what_is_known_before_a_newton_step_bounds_its_length_from_below(seed):
     gradient = rng.standard_normal(size)
     shift = 1 / (GAMMA * step)
     first = -shift * np.linalg.solve(hessian + shift * 2 / num_points * np.eye(size), gradient)
-    clock = SimpleNamespace(step=step, length=float(np.linalg.norm(first)), along=float(first @ gradient))
+    state = SimpleNamespace(step=step, length=float(np.linalg.norm(first)), along=float(first @ gradient))
     newton = float(np.linalg.norm(np.linalg.solve(hessian, gradient)))
-    plain = law._newton_at_least(clock, False, num_points)
-    better = law._newton_at_least(clock, True, num_points)
+    plain = law._newton_at_least(state, False, num_points)
+    better = law._newton_at_least(state, True, num_points)
     assert 0.999 * plain <= better <= newton
 
 
@@ -316,10 +316,10 @@ def test_a_newton_step_is_accepted_if_the_gradient_falls():
     ):
         flow = jumping()
         assert flow.then(length=length) == TRY
-        assert flow.then(reached=reached) == (REST if accepted else STAGE)
+        assert flow.then(reached=reached) == (MEASURE_LEFT if accepted else STAGE)
     flow = jumping()
     assert flow.then(length=1e-2, gain=0.9 * SLIGHT) == TRY
-    assert flow.then(reached=0.89) == REST  # nothing is at stake
+    assert flow.then(reached=0.89) == MEASURE_LEFT  # nothing is at stake
     flow = jumping()
     assert flow.then(length=1.01 * NEAR * 2) == STAGE  # too far to be sure of the basin
 
@@ -327,10 +327,10 @@ def test_a_newton_step_is_accepted_if_the_gradient_falls():
 def merging(share, stretch=1.0):
     """A flow that has just found a Newton step with some share of the length of the one before."""
     flow = jumping()
-    assert flow.then(length=1e-2) == TRY and flow.clock.stretch == 1.0
+    assert flow.then(length=1e-2) == TRY and flow.state.stretch == 1.0
     flow.then(reached=0.3)
-    assert flow.then(length=1e-3, error=0.0) == CURVE
-    flow.clock.stretch = stretch
+    assert flow.then(length=1e-3, error=0.0) == HESSIAN
+    flow.state.stretch = stretch
     assert flow.then() == NEWTON
     assert flow.then(length=share * 1e-2) == TRY
     return flow
@@ -339,31 +339,31 @@ def merging(share, stretch=1.0):
 def test_where_points_merge_newton_steps_are_taken_twice():
     """The gradient of a fourth power: a Newton step leaves two thirds of the way, one of twice the length one third."""
     for stretch in (1.0, 2.0):
-        assert merging(1 - stretch / 3, stretch).clock.stretch == 2.0
-        assert merging(0.01, stretch).clock.stretch == 1.0
-        assert merging(0.9, stretch).clock.stretch == 1.0
+        assert merging(1 - stretch / 3, stretch).state.stretch == 2.0
+        assert merging(0.01, stretch).state.stretch == 1.0
+        assert merging(0.9, stretch).state.stretch == 1.0
     flow = merging(2 / 3)
-    assert flow.then(reached=0.11) == TRY and flow.clock.stretch == 1.0  # too far: the plain step
-    assert flow.then(reached=0.10) == REST
+    assert flow.then(reached=0.11) == TRY and flow.state.stretch == 1.0  # too far: the plain step
+    assert flow.then(reached=0.10) == MEASURE_LEFT
     flow = merging(2 / 3)
-    assert flow.then(reached=0.11) == TRY and flow.then(reached=0.11) == SLIDE
+    assert flow.then(reached=0.11) == TRY and flow.then(reached=0.11) == IMPLICIT
 
 
 def test_it_ends_when_the_newton_step_that_is_left_is_short():
     for flattest, singular in ((1.0, False), (SINGULAR, True), (-1.0, True)):
         flow = jumping()
-        steps = flow.clock.steps
+        steps = flow.state.steps
         flow.then()
         flow.then(reached=1e-4)
-        assert flow.then(length=1e-6) == LOOK and flow.clock.arrived
-        assert flow.then(flattest=flattest) == FINISHED
-        assert (flow.clock.status, flow.clock.residual, flow.clock.singular) == (OK, 1e-6, singular)
-        assert not flow.clock.arrived and flow.clock.steps == steps + 1 and flow.clock.size == 1e-4
+        assert flow.then(length=1e-6) == LOOK and flow.state.arrived
+        assert flow.then(flattest=flattest) == DONE
+        assert (flow.state.status, flow.state.residual, flow.state.singular) == (OK, 1e-6, singular)
+        assert not flow.state.arrived and flow.state.steps == steps + 1 and flow.state.size == 1e-4
     flow = jumping()
     flow.then()
     flow.then(reached=1e-4)
-    assert flow.then(length=1e-4, flattest=1.0, error=0.0) == CURVE
-    assert flow.then() == NEWTON and flow.clock.guessed  # jump after jump, from what the last one left
+    assert flow.then(length=1e-4, flattest=1.0, error=0.0) == HESSIAN
+    assert flow.then() == NEWTON and flow.state.guessed  # jump after jump, from what the last one left
 
 
 def test_it_ends_in_a_valley_when_hardly_anything_is_left_to_be_gained():
@@ -377,23 +377,23 @@ def test_it_ends_in_a_valley_when_hardly_anything_is_left_to_be_gained():
         (0.9e-5, 0.9 * enough, SINGULAR, False),  # short enough to be judged as ever
     ):
         flow = jumping()
-        assert flow.then(length=length, gain=gain, flattest=flattest) == (FINISHED if ends else TRY)
+        assert flow.then(length=length, gain=gain, flattest=flattest) == (DONE if ends else TRY)
         if ends:
-            assert (flow.clock.status, flow.clock.residual, flow.clock.singular) == (OK, length, True)
-            assert not flow.clock.arrived
+            assert (flow.state.status, flow.state.residual, flow.state.singular) == (OK, length, True)
+            assert not flow.state.arrived
         flow = jumping()
         flow.then()
         flow.then(reached=1e-4)
         looks = flow.then(length=length, gain=gain) == LOOK
         assert looks == (ends or length < 1e-5 or flattest > SINGULAR)
         if looks:  # a minimiser that is isolated after all is approached further
-            assert (flow.then(flattest=flattest, error=0.0) == FINISHED) == (ends or length < 1e-5)
+            assert (flow.then(flattest=flattest, error=0.0) == DONE) == (ends or length < 1e-5)
         if ends:
-            assert (flow.clock.status, flow.clock.residual, flow.clock.singular) == (OK, length, True)
+            assert (flow.state.status, flow.state.residual, flow.state.singular) == (OK, length, True)
     flow = capped()
-    flow.clock.singular = True
+    flow.state.singular = True
     flow.then(definite=True, length=0.5, flattest=0.0)
-    assert flow.clock.status == MAX_STEPS and not flow.clock.singular  # it has not ended there
+    assert flow.state.status == MAX_STEPS and not flow.state.singular  # it has not ended there
 
 
 def test_a_step_uphill_is_neither_taken_nor_an_end():
@@ -403,7 +403,7 @@ def test_a_step_uphill_is_neither_taken_nor_an_end():
     flow = jumping()
     flow.then()
     flow.then(reached=1e-4)
-    assert flow.then(length=1e-3, gain=-1e-12, flattest=0.0) != FINISHED
+    assert flow.then(length=1e-3, gain=-1e-12, flattest=0.0) != DONE
     flow = jumping()
     assert flow.then(length=0.9e-5, gain=-1e-12, flattest=0.0) == TRY  # the sign of so little is rounding
 
@@ -414,7 +414,7 @@ def test_after_a_refused_jump_it_slides_again():
     flow.then(reached=1e-4)
     flow.then(length=1e-4, flattest=1.0, error=0.0)
     flow.then()
-    assert flow.then(definite=True, length=1.0) == SLIDE
+    assert flow.then(definite=True, length=1.0) == IMPLICIT
     flow.measured(definite=True, length=1e-9, along=-1.0)
     assert flow.then() == STAGE  # no second try from the same points
 
@@ -424,82 +424,82 @@ def test_an_indefinite_hessian_is_no_end():
     flow = jumping()
     assert flow.then(definite=False, length=0.0) == STAGE
     last = capped()
-    assert last.clock.longest == math.inf
+    assert last.state.longest == math.inf
     assert last.then(definite=False, length=0.0) == DISTANCE
     shifts = []
     while last.request == DISTANCE:
-        shifts.append(last.clock.shift)
+        shifts.append(last.state.shift)
         last.then(definite=False, length=0.0)
     assert shifts[0] == FLAT and np.allclose(np.diff(np.log10(shifts)), 1)
-    assert last.clock.status == MAX_STEPS and last.clock.residual == math.inf
+    assert last.state.status == MAX_STEPS and last.state.residual == math.inf
 
 
 def test_the_cap_is_honest():
     flow = capped()
-    assert flow.then(definite=True, length=0.5, flattest=1.0) == FINISHED
-    assert (flow.clock.status, flow.clock.residual) == (MAX_STEPS, 0.5)
+    assert flow.then(definite=True, length=0.5, flattest=1.0) == DONE
+    assert (flow.state.status, flow.state.residual) == (MAX_STEPS, 0.5)
     # Close enough, the last step is still taken and judged.
     flow = capped()
     assert flow.then(definite=True, length=0.9e-5, flattest=1.0) == TRY
-    assert flow.then(reached=1e-9) == REST
-    assert [flow.then(length=1e-12), flow.then(flattest=1.0)] == [LOOK, FINISHED] and flow.clock.status == OK
+    assert flow.then(reached=1e-9) == MEASURE_LEFT
+    assert [flow.then(length=1e-12), flow.then(flattest=1.0)] == [LOOK, DONE] and flow.state.status == OK
     # One that idles where the minimiser turns out to be isolated was the last all the same.
     flow = capped()
     flow.then(definite=True, length=0.9e-5, flattest=1.0)
     flow.then(reached=1e-9)
-    assert [flow.then(length=1e-3, gain=1e-12), flow.then(flattest=1.0)] == [LOOK, FINISHED]
-    assert (flow.clock.status, flow.clock.residual) == (MAX_STEPS, 1e-3)
+    assert [flow.then(length=1e-3, gain=1e-12), flow.then(flattest=1.0)] == [LOOK, DONE]
+    assert (flow.state.status, flow.state.residual) == (MAX_STEPS, 1e-3)
     # After an indefinite one, what the shifted system says.
     flow = capped()
     flow.then(definite=False)
     flow.then(definite=False)
-    assert flow.then(definite=True, length=0.7) == FINISHED
-    assert (flow.clock.status, flow.clock.residual) == (MAX_STEPS, 0.7)
+    assert flow.then(definite=True, length=0.7) == DONE
+    assert (flow.state.status, flow.state.residual) == (MAX_STEPS, 0.7)
     # A large shift makes the step short, which must not read as arrived.
     flow = capped()
     flow.then(definite=False)
     flow.then(definite=False)
-    assert flow.then(definite=True, length=1e-9) == FINISHED
-    assert (flow.clock.status, flow.clock.residual) == (MAX_STEPS, 1e-5)
+    assert flow.then(definite=True, length=1e-9) == DONE
+    assert (flow.state.status, flow.state.residual) == (MAX_STEPS, 1e-5)
 
 
 def test_a_gradient_that_is_rounding_is_followed_no_further():
     flow = sliding()
-    flow.clock.phase = law._CURVED
+    flow.state.phase = law._HESSIAN
     assert flow.then(size=1e-16) == NEWTON
-    assert flow.then(definite=True, length=3e-5, flattest=1.0) == FINISHED
-    assert flow.clock.status == MAX_STEPS and flow.clock.residual == 3e-5
+    assert flow.then(definite=True, length=3e-5, flattest=1.0) == DONE
+    assert flow.state.status == MAX_STEPS and flow.state.residual == 3e-5
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_is_measured_the_flow_ends(seed):
     rng = np.random.default_rng(seed)
     flow = Flow(max_steps=50, num_points=int(rng.integers(1, 9)), equal=bool(rng.integers(2)))
-    numbers = [name for name in CLOCK.names if CLOCK[name] == np.float64][-13:-1]
+    numbers = [name for name in STATE.names if STATE[name] == np.float64][-13:-1]
     requests = 0
-    while flow.request != FINISHED:
+    while flow.request != DONE:
         values = {name: float(10 ** rng.uniform(-12, 2)) for name in numbers if name != "flattest"}
         values |= {"definite": bool(rng.random() < 0.7), "along": -values["length"], "behind": -1.0}
         flow.then(**values, flattest=float(rng.normal()))
         requests += 1
         assert requests < 8 * 60
-    assert flow.clock.steps <= 51 and flow.clock.status in (OK, MAX_STEPS)
+    assert flow.state.steps <= 51 and flow.state.status in (OK, MAX_STEPS)
 
 
-# What may follow what; REST and LAND of the last step may end the flow.
+# What may follow what; MEASURE_LEFT and FINISH of the last step may end the flow.
 FOLLOWERS = {
-    START: {RACE, TIGHTEN, CURVE, FINISHED},
-    RACE: {RACE, TIGHTEN, CURVE, FINISHED},
-    TIGHTEN: {CURVE},
-    CURVE: {SLIDE, NEWTON},
-    SLIDE: {SLIDE, NEWTON, STAGE},
-    NEWTON: {TRY, SLIDE, STAGE, DISTANCE, FINISHED},
-    TRY: {TRY, REST, SLIDE, STAGE, DISTANCE},
-    REST: {TIGHTEN, CURVE, LOOK, FINISHED},
-    LOOK: {TIGHTEN, CURVE, FINISHED},
-    STAGE: {LAND, SLIDE, NEWTON},
-    LAND: {TIGHTEN, CURVE, SLIDE, NEWTON, FINISHED},
-    DISTANCE: {DISTANCE, FINISHED},
+    START: {EXPLICIT, TIGHTEN, HESSIAN, DONE},
+    EXPLICIT: {EXPLICIT, TIGHTEN, HESSIAN, DONE},
+    TIGHTEN: {HESSIAN},
+    HESSIAN: {IMPLICIT, NEWTON},
+    IMPLICIT: {IMPLICIT, NEWTON, STAGE},
+    NEWTON: {TRY, IMPLICIT, STAGE, DISTANCE, DONE},
+    TRY: {TRY, MEASURE_LEFT, IMPLICIT, STAGE, DISTANCE},
+    MEASURE_LEFT: {TIGHTEN, HESSIAN, LOOK, DONE},
+    LOOK: {TIGHTEN, HESSIAN, DONE},
+    STAGE: {FINISH, IMPLICIT, NEWTON},
+    FINISH: {TIGHTEN, HESSIAN, IMPLICIT, NEWTON, DONE},
+    DISTANCE: {DISTANCE, DONE},
 }
 
 
@@ -529,7 +529,7 @@ KINDS = ("MUTAG", "random", "twins", "more points than nodes", "wide", "unequal 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", [1.0, 0.1])
 def test_both_engines_go_the_same_way(kind, level, monkeypatch):
-    """The torch engine step by step, the compiled law on the same clocks, and the compiled engine's answers."""
+    """The torch engine step by step, the compiled law on the same states, and the compiled engine's answers."""
     from law_kernel import advance_compiled
 
     nodes, batch, reference = clouds(kind)
@@ -537,10 +537,10 @@ def test_both_engines_go_the_same_way(kind, level, monkeypatch):
     options = {"reference": reference, "epsilon": level, "tolerance": 1e-9, "point_masses": shares}
     entries = []
 
-    def recorded(clock, *given):
-        before = dict(vars(clock))
-        request = advance(clock, *given)
-        entries.append((id(clock), before, given, request, dict(vars(clock))))
+    def recorded(state, *given):
+        before = dict(vars(state))
+        request = advance(state, *given)
+        entries.append((id(state), before, given, request, dict(vars(state))))
         return request
 
     # First, since kernels may have to be compiled, from the law as it is.
@@ -549,11 +549,11 @@ def test_both_engines_go_the_same_way(kind, level, monkeypatch):
     one = flow_pool(nodes, batch, engine="torch", **options)
 
     last: dict[int, int] = {}
-    for clock, before, given, request, after in entries:
-        assert request in FOLLOWERS[last.get(clock, START)], (NAMES[last.get(clock, START)], NAMES[request])
-        last[clock] = request
-        if request == FINISHED:
-            last.pop(clock)
+    for state, before, given, request, after in entries:
+        assert request in FOLLOWERS[last.get(state, START)], (NAMES[last.get(state, START)], NAMES[request])
+        last[state] = request
+        if request == DONE:
+            last.pop(state)
         found, compiled = advance_compiled(before, *given)
         assert found == request
         for name, value in after.items():

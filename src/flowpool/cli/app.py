@@ -38,7 +38,7 @@ def _examples(*commands: str) -> str:
 
 app = typer.Typer(
     help="Pooling of graphs and sets with Wasserstein gradient flows.",
-    epilog=_examples("flowpool evaluate MUTAG --pools flow,sum", "flowpool pool MUTAG table.parquet", EXIT_CODES),
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     rich_markup_mode="rich" if shutil.get_terminal_size().columns >= _ROOM_FOR_PANELS else None,
     pretty_exceptions_enable=False,

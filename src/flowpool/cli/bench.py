@@ -29,7 +29,7 @@ def bench(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time FlowPool beside other pools: every ratio is measured in this one run."""
+    """Time FlowPool beside other pools, all in one run."""
     with plain_errors():
         from flowpool.lab.speed import processor, run_bench, run_trained, write_bench, write_rows
         from flowpool.lab.speed.trained import DATASETS

@@ -10,7 +10,7 @@ from flowpool.cli.terminal import plain_errors, progress
 
 
 def compile() -> None:  # noqa: A001 - the name of the sub-command
-    """Compile the kernels now, so that no program has to wait for them later. They are cached."""
+    """Compile the kernels now, so that no program waits for them."""
     with plain_errors():
         from flowpool.lab.compile import compile_kernels, num_calls
 

@@ -8,7 +8,10 @@ from flowpool.cli.terminal import DataOption, JsonOption, make_table, plain_erro
 
 
 def data(data: DataOption = None, as_json: JsonOption = False) -> None:
-    """List the known datasets: where each was found, and whether its graphs are the published ones."""
+    """List the known datasets, and where each was found.
+
+    The checksum says whether its graphs are the published ones.
+    """
     with plain_errors():
         from flowpool.lab.datasets import list_datasets
 

@@ -8,9 +8,9 @@ from flowpool.cli.terminal import JsonOption, note, plain_errors, print_json
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Show what is installed and which engine works here, and check pooled points against an independent solution.
+    """Check what is installed, and whether pooling is right here.
 
-    The exit code is 1 if a check fails. With a bug report, send this output and a small input that shows the bug.
+    Pooled points are checked against an independent solution. The exit code is 1 if a check fails. With a bug report, send this output and a small input that shows the bug.
     """
     with plain_errors():
         from flowpool.lab.doctor import examine

@@ -11,6 +11,7 @@ import typer
 from flowpool.cli.frozen import evaluate_frozen
 from flowpool.cli.terminal import (
     CAPTION,
+    MOST_SEED,
     DataOption,
     JsonOption,
     complete_dataset,
@@ -139,6 +140,8 @@ def evaluate(
         int | None,
         typer.Option(
             help="Use one reference for all folds, drawn with this seed.",
+            min=0,
+            max=MOST_SEED,
             show_default="one for each fold",
             rich_help_panel=_FLOW,
         ),
@@ -190,7 +193,10 @@ def evaluate(
             rich_help_panel=_TRAINING,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, references and order.", rich_help_panel=_TRAINING)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(help="Seed of weights, references and order.", min=0, max=MOST_SEED, rich_help_panel=_TRAINING),
+    ] = 0,
     jobs: Annotated[
         int | None, typer.Option(help="Number of processes.", show_default="one per core", rich_help_panel=_RUN)
     ] = None,
@@ -201,7 +207,7 @@ def evaluate(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare pools fairly: the same folds, model, seeds and stopping rule for each.
+    """Compare pools fairly: the same folds, model and seeds for each.
 
     Every finished fold is saved. If the command is killed, run it again: it continues where it stopped. Folds are the published
     ones of Errica et al. (2020) if splits/ in the data folder or beside it has them, else packaged ones, else drawn.

@@ -18,9 +18,10 @@ def explore(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
-    """Play with pooling in the browser: drag nodes, look at graphs, compare pools, read results.
+    """Play with pooling in the browser.
 
-    The first line printed is the address. Only this machine can open it. Ctrl-C stops it.
+    Drag nodes, look at graphs, compare pools, read results. The first line printed is the address. Only this machine can open
+    it. Ctrl-C stops it.
     """
     with plain_errors():
         from flowpool.explore.server import make_explorer

@@ -16,9 +16,12 @@ def figures(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("figures"),
 ) -> None:
-    """Compute the paper's figures: PNG, SVG, the data as CSV, and a caption each."""
+    """Compute the paper's figures.
+
+    Each as PNG and SVG, with its data as CSV, and a caption.
+    """
     with plain_errors():
-        from flowpool.lab.figures.bar import make_figures_with_bar
+        from flowpool.lab.paper.bar import make_figures_with_bar
 
         for made in make_figures_with_bar(names or [], out, console(stderr=True)):
             typer.echo(f"{made.name}: {made.caption}\n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flowpool.cli.terminal import (
+    MOST_SEED,
     DataOption,
     JsonOption,
     PointsOption,
@@ -56,15 +57,20 @@ def kept(
             "--between", help="What is kept of the distances between graphs, against the number of points, 2 to 16."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of weights, references and choice of graphs.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of weights, references and choice of graphs.", min=0, max=MOST_SEED)
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the table and the plot.")] = Path("runs/kept"),
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what pooling keeps: exact Wasserstein distances from nodes to pooled points, for every pool that gives points."""
+    """Measure how much of the nodes pooled points keep.
+
+    In exact Wasserstein distances from nodes to pooled points, for every pool that gives points.
+    """
     with plain_errors():
         from flowpool.lab.evaluate import load_graphs
-        from flowpool.lab.figures import style
+        from flowpool.lab.paper import style
         from flowpool.lab.kept import cloud_pools, kept_plot, kept_table, write_csv
 
         chosen = [load_graphs(name, None if data is None else str(data)) for name in datasets or ["MUTAG"]]
@@ -97,7 +103,7 @@ def kept(
 
 def _between(graphs: Sequence[GraphDataset], count: int | None, seed: int, out: Path, as_json: bool) -> None:
     from flowpool.lab.between import METHODS, POINTS, between_plot, between_table, write_csv
-    from flowpool.lab.figures import style
+    from flowpool.lab.paper import style
 
     rows = []
     with progress() as bar:

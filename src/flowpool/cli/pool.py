@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flowpool.cli.terminal import DataOption, PointsOption, complete_dataset, fail, note, plain_errors, progress
+from flowpool.cli.terminal import (
+    MOST_SEED,
+    DataOption,
+    PointsOption,
+    complete_dataset,
+    fail,
+    note,
+    plain_errors,
+    progress,
+)
 
 if TYPE_CHECKING:
-    from flowpool.lab.bulk.sources import Source
+    from flowpool.bulk.sources import Source
 
 
 def pool(
@@ -33,7 +42,7 @@ def pool(
             help="Where the flow starts: normal, kmeans (of 50,000 nodes), or a file (.npy, or a table pooled earlier)."
         ),
     ] = "normal",
-    seed: Annotated[int, typer.Option(help="Seed of the reference.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the reference.", min=0, max=MOST_SEED)] = 0,
     divergence: Annotated[bool, typer.Option("--divergence", help="Add a column that says what pooling lost.")] = False,
     on: Annotated[
         Literal["local", "ray"], typer.Option(help="Where to compute: on this machine, or on a Ray cluster.")
@@ -50,8 +59,8 @@ def pool(
     """
     with plain_errors():
         from flowpool.arrow import STATUSES
-        from flowpool.lab.bulk.job import Settings, make_job
-        from flowpool.lab.bulk.store import check_npz
+        from flowpool.bulk.job import Settings, make_job
+        from flowpool.bulk.store import check_npz
         from flowpool.status import Status
 
         if address is not None and on != "ray":
@@ -66,21 +75,21 @@ def pool(
         if done := rows.num_rows - sum(part.stop - part.start for part in parts):
             note(f"{done} of {rows.num_rows} graphs are in {store.folder} already.")
         if on == "ray":
-            from flowpool.lab.bulk.on_ray import cluster
+            from flowpool.bulk.on_ray import cluster
     try:
-        with progress() as bar:
+        with store.alone(), progress() as bar:
             task = bar.add_task(rows.name, total=rows.num_rows, completed=done, doing="")
             if on == "local" or not parts:
                 for count in job.run(parts, store):
                     bar.advance(task, count)
             else:
-                from flowpool.lab.bulk import on_ray
+                from flowpool.bulk import on_ray
 
                 with cluster(address):
                     for count in on_ray.run(job, parts, store):
                         bar.advance(task, count)
-        counts = store.statuses(rows.parts)
-        store.finish(rows.parts, job.empty())
+            counts = store.statuses(rows.parts)
+            store.finish(rows.parts, job.empty())
     except KeyboardInterrupt:
         note(f"Stopped. Finished parts are in {store.folder}; the same command continues from there.")
         raise typer.Exit(130) from None
@@ -95,7 +104,7 @@ def pool(
 
 
 def _open(source: str, output: Path, data: Path | None) -> Source:
-    from flowpool.lab.bulk.sources import DatasetSource, ParquetSource, parquet_files
+    from flowpool.bulk.sources import DatasetSource, ParquetSource, parquet_files
 
     path = Path(source)
     if path.suffix == ".parquet" or path.is_dir() and parquet_files(path):

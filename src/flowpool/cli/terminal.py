@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -25,6 +26,8 @@ Value = TypeVar("Value")
 
 CAPTION = "± deviation over folds; difference in points (Nadeau-Bengio corrected standard error)"
 _WIDTH_WITHOUT_TERMINAL = 140  # a table in a file is not folded to the width of a terminal that is not there
+MOST_SEED = 2**32 - 1  # what NumPy takes, and with it scikit-learn
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ENDLESS = 10_000  # columns in which every table has room
 
 
@@ -41,6 +44,8 @@ def plain_errors() -> Iterator[None]:
             2,
         )
     except (ValueError, OSError) as error:
+        if getattr(error, "errno", None) in _FULL:  # no mistake of the user; said at the end of the program
+            raise
         fail(str(error), 2)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # how torch says the same

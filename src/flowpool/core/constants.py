@@ -10,7 +10,7 @@ import math
 
 # The flow (flowpool.core.law)
 ERROR = 0.01  # local error of an implicit step, relative to the size of X; 0.02 loses up to 3 % of the minima, 0.003 gains none
-ERROR_RACE = 0.005  # of an explicit one; 0.01 is no faster
+ERROR_EXPLICIT = 0.005  # of an explicit one; 0.01 is no faster
 FIRST_STEP, SHORTEST, LONGEST_EXPLICIT = 0.1, 0.02, 1.2  # 1.5 loses another minimum of 200; 1.0 gains none
 MOST_EXPLICIT = 60  # a flow that still needs short steps then is stiff, and better off with implicit ones
 GAMMA = 1 - 1 / math.sqrt(2)  # makes Rosenbrock 2 L-stable
@@ -40,12 +40,12 @@ FLAT = 1e-4
 SINGULAR = FLAT  # curvature up to which a minimiser is said not to be isolated
 LEAST_SHIFT = 1e-6  # that keeps the factor of the Hessian definite of which the adjoint makes use
 INVERSIONS = 3  # by inverse iteration with the factor
-RIDGE = 1e-12  # lambda of section 8.2, in units of the square of the scale: no isolated minimiser feels it
+RIDGE = 1e-12  # lambda of section 8.2, in units of the square of the scale: too small to matter to isolated minimisers
 LEAST_RIDGE = 1e-16  # and at least this much, or conjugate gradients would follow rounding where H is singular
 
 # Marginal errors of the inner problems: they follow the gradient, or they would freeze the flow.
 TIGHTEST = 1e-13  # at the end
-LOOSEST_RACE, LOOSEST = 1e-3, 1e-6  # while the points race in; later
+LOOSEST_EXPLICIT, LOOSEST = 1e-3, 1e-6  # of explicit steps; later
 FIRST_INNER = 1e-12  # at X^(0), where potentials are found from nothing
 FURTHER = 5.0  # how far beyond the last move what it has shown of the potentials is trusted; steps grow no faster
 

@@ -22,15 +22,15 @@ from flowpool.core.constants import FLAT, ROUGH, SINGULAR, TIGHTEST
 from flowpool.core.divergence import Drift, Energy, Evaluation
 from flowpool.core.hessian import Curvature, curvature, hessian_product
 from flowpool.core.law import (
-    CURVE,
     DISTANCE,
-    FINISHED,
-    LAND,
+    DONE,
+    EXPLICIT,
+    FINISH,
+    HESSIAN,
+    IMPLICIT,
     LOOK,
+    MEASURE_LEFT,
     NEWTON,
-    RACE,
-    REST,
-    SLIDE,
     STAGE,
     START,
     TIGHTEN,
@@ -61,20 +61,20 @@ class Flowed(NamedTuple):
     singular: Tensor
 
 
-class _Clock(SimpleNamespace):
-    """The fields of :data:`flowpool.core.law.CLOCK`."""
+class _State(SimpleNamespace):
+    """The fields of :data:`flowpool.core.law.STATE`."""
 
 
 # What is asked of a cloud is an evaluation of the gradient at X', or a linear system with the Hessian; a STAGE is both.
-_EVALUATE = (RACE, TIGHTEN, TRY, STAGE, LAND)
-_SOLVE = (SLIDE, NEWTON, REST, DISTANCE)
+_EVALUATE = (EXPLICIT, TIGHTEN, TRY, STAGE, FINISH)
+_SOLVE = (IMPLICIT, NEWTON, MEASURE_LEFT, DISTANCE)
 _MEASURED = {
     START: ("size", "error", "extent", "speed", "swerve"),
-    RACE: ("size", "error", "extent", "speed", "swerve"),
+    EXPLICIT: ("size", "error", "extent", "speed", "swerve"),
     TIGHTEN: ("size", "error", "extent"),
     TRY: ("reached", "error"),
     STAGE: (),
-    LAND: ("reached", "error", "ahead", "behind"),
+    FINISH: ("reached", "error", "ahead", "behind"),
 }
 
 
@@ -91,28 +91,31 @@ def follow(energy: Energy, start: Tensor, tolerance: float, max_steps: int, step
         max_steps: of all kinds together.
         step_size: fixed length of the explicit steps; ``None`` chooses them by their error.
     """
-    clocks = [_Clock() for _ in range(len(start))]
-    requests = {cloud: law.begin(clock, step_size or 0.0) for cloud, clock in enumerate(clocks)}
+    states = [_State() for _ in range(len(start))]
+    requests = {cloud: law.begin(state, step_size or 0.0) for cloud, state in enumerate(states)}
     equal = (energy.point_masses == energy.point_masses[:, :1]).all(-1).tolist()
-    way = _Way.begin(energy, start, clocks)
+    way = _Way.begin(energy, start, states)
     ends = way.ends
 
     def advance(clouds: Iterable[int]) -> None:
         """Asks the law what is next, and makes X' the new X of the clouds that have arrived."""
         arrived = set()
         for cloud in clouds:
-            clock, going = clocks[cloud], requests[cloud] in (RACE, TIGHTEN)
-            while (request := law.advance(clock, start.shape[1], equal[cloud], tolerance, max_steps)) in (CURVE, LOOK):
-                going = going or clock.arrived
-                if request == LOOK:  # whereas CURVE is done when a system is to be solved
-                    clock.flattest = min(clock.flattest, way.flattest(cloud))
+            state, going = states[cloud], requests[cloud] in (EXPLICIT, TIGHTEN)
+            while (request := law.advance(state, start.shape[1], equal[cloud], tolerance, max_steps)) in (
+                HESSIAN,
+                LOOK,
+            ):
+                going = going or state.arrived
+                if request == LOOK:  # whereas HESSIAN is done when a system is to be solved
+                    state.flattest = min(state.flattest, way.flattest(cloud))
             requests[cloud] = request
-            if going or clock.arrived:
+            if going or state.arrived:
                 arrived.add(cloud)
         way.arrive(arrived)
 
     advance(list(requests))
-    while active := {cloud: request for cloud, request in requests.items() if request != FINISHED}:
+    while active := {cloud: request for cloud, request in requests.items() if request != DONE}:
         if 4 * len(active) <= 3 * len(way.clouds) and len(way.clouds) > 2:
             ends = put(ends, way.index, way.ends)
             way = way.select(active)
@@ -125,9 +128,9 @@ def follow(energy: Energy, start: Tensor, tolerance: float, max_steps: int, step
         if solving:
             way.solve(solving)
             advance(solving)
-    residual = sent([clock.residual for clock in clocks], start.device, start.dtype)
-    steps = sent([clock.steps for clock in clocks], start.device)
-    singular = sent([clock.singular for clock in clocks], start.device)
+    residual = sent([state.residual for state in states], start.device, start.dtype)
+    steps = sent([state.steps for state in states], start.device)
+    singular = sent([state.singular for state in states], start.device)
     return Flowed(*put(ends, way.index, way.ends), residual, steps, singular)
 
 
@@ -136,7 +139,7 @@ class _Way:
     """Some clouds on their way. ``here`` and ``there`` are X and X' of the law, and X' lasts until the next evaluation."""
 
     clouds: list[int]  # which they are
-    clocks: list[_Clock]  # of all
+    states: list[_State]  # of all
     energy: Energy
     here: Evaluation
     there: Evaluation
@@ -150,11 +153,11 @@ class _Way:
     looked: dict[int, float] = field(default_factory=dict)  # the smallest curvature that shows in the Hessian
 
     @staticmethod
-    def begin(energy: Energy, start: Tensor, clocks: list[_Clock]) -> _Way:
+    def begin(energy: Energy, start: Tensor, states: list[_State]) -> _Way:
         """At X^(0), which is measured."""
         here, clouds, zero = energy.evaluate(start), list(range(len(start))), torch.zeros_like(start)
         drift = blank(energy.drift(here, here), len(start))
-        way = _Way(clouds, clocks, energy, here, here, drift, zero, zero, zero, zero)
+        way = _Way(clouds, states, energy, here, here, drift, zero, zero, zero, zero)
         way._measure(dict.fromkeys(clouds, START))
         return way
 
@@ -175,7 +178,7 @@ class _Way:
         state = (self.here, self.there, self.drift, self.first, self.second, self.newton, self.before)
         here, there, drift, first, second, newton, before = take(state, index)
         energy = self.energy.select(index)
-        return _Way(clouds, self.clocks, energy, here, there, drift, first, second, newton, before)
+        return _Way(clouds, self.states, energy, here, there, drift, first, second, newton, before)
 
     def arrive(self, clouds: Collection[int]) -> None:
         """Makes X' the new X of some clouds."""
@@ -199,7 +202,7 @@ class _Way:
     def evaluate(self, asked: dict[int, int]) -> None:
         """Evaluates the gradient at X', which is X for clouds that are not asked."""
         first, second, newton, inner = self._columns(
-            _move(asked.get(cloud, FINISHED), self.clocks[cloud]) for cloud in self.clouds
+            _move(asked.get(cloud, DONE), self.states[cloud]) for cloud in self.clouds
         )
         target = torch.addcmul(self.here.points, first, self.first)
         target = torch.addcmul(torch.addcmul(target, second, self.second), newton, self.newton)
@@ -210,29 +213,29 @@ class _Way:
             self.drift = self._where(gone, self.energy.drift(self.here, self.there), self.drift)
 
     def _measure(self, asked: dict[int, int]) -> None:
-        """Writes on the clocks what is found at X'."""
+        """Writes on the states what is found at X'."""
         points, gradient, scales = self.there.points, self.there.gradient, self.energy.scales
         extent = (_norm(points - scales.centre) / scales.radius).clamp_min(0.1 * math.sqrt(points.shape[1]))
         columns = {"size": _norm(gradient) / scales.pull, "error": self.there.error, "extent": extent}
-        racing = {cloud for cloud, request in asked.items() if request in (START, RACE)}
+        racing = {cloud for cloud, request in asked.items() if request in (START, EXPLICIT)}
         if racing:
             velocity = -gradient / scales.stiffness.unsqueeze(-1)
             ahead = velocity + points
             swerve = ahead - self.before
             columns |= {"speed": _norm(velocity) / scales.radius, "swerve": _norm(swerve) / scales.radius}
-        if LAND in asked.values():
+        if FINISH in asked.values():
             step = self.first.add(self.second, alpha=0.5)
             columns |= {"ahead": _inner(gradient, step), "behind": _inner(self.here.gradient, step)}
         numbers = self._read(columns)
         for cloud, request in asked.items():
             found = numbers[cloud] | {"reached": numbers[cloud]["size"]}
-            vars(self.clocks[cloud]).update({name: found[name] for name in _MEASURED[request]})
+            vars(self.states[cloud]).update({name: found[name] for name in _MEASURED[request]})
         if racing:
             raced = self._where(racing, (velocity, swerve, ahead), (self.first, self.second, self.before))
             self.first, self.second, self.before = raced
 
     def solve(self, asked: dict[int, int]) -> None:
-        """Solves linear systems with the Hessian at X, and writes on the clocks what the solutions are like."""
+        """Solves linear systems with the Hessian at X, and writes on the states what the solutions are like."""
         self.part = None
         if 4 * len(asked) <= 3 * len(self.clouds) and len(self.clouds) > 2:
             self.part = part = self.select(asked)
@@ -245,9 +248,9 @@ class _Way:
             self.system = System(curvature(self.energy, self.here), hessian_product(self.energy, self.here))
             self.looked.clear()
         known, scales = self.system.curvature, self.energy.scales
-        kinds = [asked.get(cloud, FINISHED) for cloud in self.clouds]
+        kinds = [asked.get(cloud, DONE) for cloud in self.clouds]
         own, other, along, shift, precision, longest = self._columns(map(_equation, kinds, self._clocks()))
-        groups = ((STAGE, REST), (SLIDE, STAGE), (NEWTON, REST))
+        groups = ((STAGE, MEASURE_LEFT), (IMPLICIT, STAGE), (NEWTON, MEASURE_LEFT))
         elsewhere, roughly, newton = sent(
             [[kind in group for kind in kinds] for group in groups], shift.device
         ).unbind()
@@ -255,7 +258,7 @@ class _Way:
         right = torch.addcmul(own * self.here.gradient, other, there)
         right = torch.addcmul(right, along, scales.stiffness.unsqueeze(-1) * self.first)
         trusted = known.exact | (roughly & known.spanned)
-        filtered = newton if NEWTON in kinds or REST in kinds else None
+        filtered = newton if NEWTON in kinds or MEASURE_LEFT in kinds else None
         limits = (precision.view(-1), longest.view(-1) * scales.radius, self._guess(kinds))
         for iterate in (False, True):  # mostly the model of the Hessian will do
             found = self.system.solve(right, shift.view(-1), trusted, filtered, iterate, *limits)
@@ -267,23 +270,23 @@ class _Way:
         for cloud, request in asked.items():
             self._conclude(cloud, request, numbers[cloud])
         solution = found.solution.nan_to_num(0.0, 0.0, 0.0)
-        for name, kinds_of in (("first", (SLIDE,)), ("second", (STAGE,)), ("newton", (NEWTON, REST))):
+        for name, kinds_of in (("first", (IMPLICIT,)), ("second", (STAGE,)), ("newton", (NEWTON, MEASURE_LEFT))):
             own_clouds = {cloud for cloud, request in asked.items() if request in kinds_of}
             if own_clouds:
                 setattr(self, name, self._where(own_clouds, solution, getattr(self, name)))
 
     def _conclude(self, cloud: int, request: int, numbers: dict[str, float]) -> None:
-        """Writes on a clock what the solution of a linear system is like."""
-        clock = self.clocks[cloud]
-        clock.length = numbers["length"]
-        if request == SLIDE:
-            clock.along = -numbers["slope"] / clock.shift
-        if request in (SLIDE, DISTANCE):
-            clock.definite = numbers["flattest"] > 0 and numbers["length"] < math.inf
-        if request in (NEWTON, REST):
-            clock.gain = numbers["slope"] / 2
+        """Writes on a state what the solution of a linear system is like."""
+        state = self.states[cloud]
+        state.length = numbers["length"]
+        if request == IMPLICIT:
+            state.along = -numbers["slope"] / state.shift
+        if request in (IMPLICIT, DISTANCE):
+            state.definite = numbers["flattest"] > 0 and numbers["length"] < math.inf
+        if request in (NEWTON, MEASURE_LEFT):
+            state.gain = numbers["slope"] / 2
         if request == NEWTON:
-            clock.flattest, clock.definite = numbers["flattest"] - FLAT, numbers["flattest"] > 0
+            state.flattest, state.definite = numbers["flattest"] - FLAT, numbers["flattest"] > 0
 
     def flattest(self, cloud: int) -> float:
         """The smallest curvature that shows in the Hessian with which a system was last solved."""
@@ -293,40 +296,40 @@ class _Way:
             part.looked.update(zip(part.clouds, _flattest(part.system.curvature).tolist(), strict=True))
         return part.looked[cloud]
 
-    def _clocks(self) -> list[_Clock]:
-        return [self.clocks[cloud] for cloud in self.clouds]
+    def _clocks(self) -> list[_State]:
+        return [self.states[cloud] for cloud in self.clouds]
 
     def _guess(self, kinds: list[int]) -> Tensor | None:
-        guessed = [kind == NEWTON and clock.guessed for kind, clock in zip(kinds, self._clocks(), strict=True)]
+        guessed = [kind == NEWTON and state.guessed for kind, state in zip(kinds, self._clocks(), strict=True)]
         if not any(guessed):
             return None
         return torch.where(sent(guessed, self.first.device)[:, None, None], self.newton, 0.0)
 
 
-def _move(request: int, clock: _Clock) -> tuple[float, float, float, float]:
+def _move(request: int, state: _State) -> tuple[float, float, float, float]:
     """X' - X along ``first``, ``second`` and ``newton``, and the marginal error that is asked for there."""
-    if request == RACE:
-        return clock.stride, clock.bend, 0.0, clock.inner
+    if request == EXPLICIT:
+        return state.stride, state.bend, 0.0, state.inner
     if request == TRY:
-        return 0.0, 0.0, -clock.stretch, clock.inner
+        return 0.0, 0.0, -state.stretch, state.inner
     if request == STAGE:
-        return clock.step, 0.0, 0.0, clock.inner
-    if request == LAND:
-        return clock.step, 0.5 * clock.step, 0.0, clock.inner
-    return 0.0, 0.0, 0.0, clock.inner if request == TIGHTEN else math.inf
+        return state.step, 0.0, 0.0, state.inner
+    if request == FINISH:
+        return state.step, 0.5 * state.step, 0.0, state.inner
+    return 0.0, 0.0, 0.0, state.inner if request == TIGHTEN else math.inf
 
 
-def _equation(request: int, clock: _Clock) -> tuple[float, float, float, float, float, float]:
+def _equation(request: int, state: _State) -> tuple[float, float, float, float, float, float]:
     """Factors of G(X), G(X') and ``2 a first`` on the right, the shift, and how precise and how long a solution is wanted."""
-    if request == SLIDE:
-        return -clock.shift, 0.0, 0.0, clock.shift, ROUGH, math.inf
+    if request == IMPLICIT:
+        return -state.shift, 0.0, 0.0, state.shift, ROUGH, math.inf
     if request == STAGE:  # k1 + k2 is small, and is found instead of k2
-        return -clock.shift, -clock.shift, -2.0 * clock.shift, clock.shift, ROUGH, math.inf
+        return -state.shift, -state.shift, -2.0 * state.shift, state.shift, ROUGH, math.inf
     if request == DISTANCE:
-        return 1.0, 0.0, 0.0, clock.shift, ROUGH, math.inf
+        return 1.0, 0.0, 0.0, state.shift, ROUGH, math.inf
     if request == NEWTON:
-        return 1.0, 0.0, 0.0, FLAT, clock.precision, clock.longest
-    return 0.0, float(request == REST), 0.0, FLAT, ROUGH, math.inf
+        return 1.0, 0.0, 0.0, FLAT, state.precision, state.longest
+    return 0.0, float(request == MEASURE_LEFT), 0.0, FLAT, ROUGH, math.inf
 
 
 def _norm(value: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 _MOST_GRAPHS = 2**26
+_GROUP = 2**22  # numbers that the nodes of a group may take; more only in a graph alone
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,31 @@ class Clouds:
         """Nodes ``(N_g, D)`` and masses ``(N_g,)`` of one graph."""
         rows = slice(int(self.ptr[graph]), int(self.ptr[graph + 1]))
         return self.nodes[rows], self.masses[rows]
+
+    def groups(self, graphs: Tensor, per_node: int) -> list[Tensor]:
+        """Some graphs, ``(K,)``, in groups of similar size: padded to one size and with ``per_node`` numbers for each
+        node, a group takes little memory.
+        """
+        groups: list[list[int]] = []
+        sizes = self.sizes.tolist()
+        for graph in sorted(graphs.tolist(), key=sizes.__getitem__):  # the last of a group is its largest
+            if groups and (len(groups[-1]) + 1) * sizes[graph] * max(per_node, sizes[graph]) <= _GROUP:
+                groups[-1].append(graph)
+            else:
+                groups.append([graph])
+        return [torch.tensor(group, device=self.ptr.device) for group in groups]
+
+    def padded(self, graphs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Nodes ``(K, N, D)`` and masses ``(K, N)`` of some graphs, with zeros as padding, and the place of each node.
+
+        The places ``(K, N)`` of padding are the number of all nodes.
+        """
+        start, size = self.ptr[graphs, None], self.sizes[graphs, None]
+        column = torch.arange(int(size.max()), device=start.device)
+        places = torch.where(column < size, start + column, len(self.nodes))
+        nodes = torch.cat([self.nodes, self.nodes.new_zeros(1, self.nodes.shape[1])])
+        masses = torch.cat([self.masses, self.masses.new_zeros(1)])
+        return nodes[places], masses[places], places
 
 
 def make_clouds(

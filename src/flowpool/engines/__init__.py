@@ -1,1 +1,1 @@
-"""Who finds the pooled points: the seam between the core and what computes with it."""
+"""Who finds the pooled points: the interface, two engines, and the choice between them."""

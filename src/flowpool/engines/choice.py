@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowpool.costs import Cost, SquaredEuclidean, is_weighing
-from flowpool.engines.seam import Problem
+from flowpool.engines.interface import Problem
 from flowpool.options import Options
 
 _log = logging.getLogger("flowpool")

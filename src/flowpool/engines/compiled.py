@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 
 from flowpool.core.constants import RIDGE, hull_tolerance
-from flowpool.engines.seam import Gradients, Problem, Solution
+from flowpool.core.divergence import Energy, Evaluation
+from flowpool.core.measures import Clouds
+from flowpool.core.solved import Solved
+from flowpool.costs import Geometry, SquaredEuclidean
+from flowpool.engines.interface import Gradients, Problem, Solution
 
 
 def solve(problem: Problem) -> Solution:
@@ -34,16 +38,27 @@ def solve(problem: Problem) -> Solution:
         batch, frames, start, point_masses, epsilon, resolution, options.tolerance, options.max_steps, threads
     )
     points = kernels.end(frames, found, rows.dtype)
-    per_graph = (found.residual, found.steps, found.status, found.singular)
-    ends = (found.points, found.potentials, found.self_potentials)
-    return Solution(*map(torch.from_numpy, (points, *per_graph, *ends, order, rows, masses, table)))
+    state = (found.points, found.potentials, found.self_potentials, order, rows, masses, table)
+    return Solution.of(map(torch.from_numpy, (points, found.residual, found.steps, found.status, *state)))
+
+
+def blank(problem: Problem) -> Solution:
+    """A solution of the right shapes, for what is traced."""
+    nodes, new, (count, features) = problem.nodes, problem.epsilon.new_empty, problem.reference.shape
+    graphs, number = problem.num_graphs, nodes.shape[0]
+    state = (
+        new(graphs, count, features), new(graphs, count), new(graphs, count), new(number, dtype=torch.long),
+        nodes.new_empty(nodes.shape), new(number), new(graphs, 3 * features + 3),
+    )  # fmt: skip
+    steps, status = new(graphs, dtype=torch.long), new(graphs, dtype=torch.int8)
+    return Solution(nodes.new_empty(graphs, count, features), new(graphs), steps, status, state)
 
 
 def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set[str]) -> Gradients:
     """Gradients of ``<cotangent, points>``, by the kernels that found the points."""
     from flowpool.kernels import batch as kernels
 
-    inside, potential, self_potential, order, rows, masses, table = _arrays(*solution[5:])
+    inside, potential, self_potential, order, rows, masses, table = _arrays(*solution.state)
     ptr, level, point_masses, reference, upstream = _arrays(
         problem.ptr, problem.epsilon, problem.point_masses, problem.reference, cotangent.double()
     )
@@ -61,6 +76,36 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
         by_name["cost.weight"] = found.weights * _array(weights)  # the parameter is the logarithm
     tensors = {name: torch.from_numpy(value) for name, value in by_name.items()}
     return Gradients(tensors, torch.from_numpy(found.residual), torch.from_numpy(found.damped))
+
+
+def plan(problem: Problem, solution: Solution, graph: int) -> Tensor:
+    """The optimal coupling of a graph, ``(M, N_g)``."""
+    return _solved(problem, solution).plan(graph)
+
+
+def divergence(problem: Problem, solution: Solution) -> Tensor:
+    """S_eps(X*, Y), ``(B,)``."""
+    return _solved(problem, solution).divergence()
+
+
+def at_end(problem: Problem, solution: Solution, graph: int) -> tuple[Energy, Evaluation] | None:
+    """The energy of a graph at its pooled points; ``None`` if it needed no flow."""
+    return _solved(problem, solution).at_end(graph)
+
+
+def _solved(problem: Problem, solution: Solution) -> Solved:
+    from flowpool.kernels import batch as kernels
+    from flowpool.kernels.frame import CLOUD
+
+    points, potential, _, order, rows, masses, table = solution.state
+    mean, scale, _, _, unit, kind = map(torch.from_numpy, kernels.Frames.of(table.numpy()))
+    clouds = Clouds.from_ptr(rows.double(), masses, problem.ptr)
+    clouds = clouds.moved((clouds.nodes - mean[clouds.batch]) / scale[clouds.batch])
+    epsilon = problem.epsilon.detach() if problem.relative else problem.epsilon.detach() / unit**2
+    return Solved(
+        clouds, order, Geometry(SquaredEuclidean()), problem.point_masses, epsilon, True, unit**2, kind == CLOUD, points,
+        potential,
+    )  # fmt: skip
 
 
 def _ridge(problem: Problem) -> float:

@@ -15,7 +15,7 @@ from flowpool.core.measures import graphs_of
 from flowpool.costs import Geometry, Mahalanobis, SquaredEuclidean
 from flowpool.engines import compiled
 from flowpool.engines.devices import UNRECORDED
-from flowpool.engines.seam import Problem, Solution
+from flowpool.engines.interface import Problem, Solution
 from flowpool.options import Options
 
 # A problem of the compiled engine as arguments of an operator: eight tensors, the last of them the parameter of a diagonal
@@ -64,44 +64,29 @@ def _(
 
 @torch.library.custom_op("flowpool::solve", mutates_args=(), tags=UNRECORDED, schema=f"({_GIVEN}) -> Tensor[]")
 def solve(*given: Any) -> list[Tensor]:
-    """The fields of :class:`flowpool.engines.seam.Solution`; ``ridge`` is for the backward pass."""
-    return list(compiled.solve(_problem(*given)))
+    """The tensors of a :class:`flowpool.engines.interface.Solution`; ``ridge`` is for the backward pass."""
+    return list(compiled.solve(_problem(*given)).tensors())
 
 
 @solve.register_fake
-def _(nodes: Tensor, *given: Any) -> list[Tensor]:
-    reference, epsilon = given[3], given[5]
-    graphs, (count, features) = epsilon.shape[0], reference.shape
-    return [
-        nodes.new_empty(graphs, count, features),
-        epsilon.new_empty(graphs),
-        epsilon.new_empty(graphs, dtype=torch.long),
-        epsilon.new_empty(graphs, dtype=torch.int8),
-        epsilon.new_empty(graphs, dtype=torch.bool),
-        epsilon.new_empty(graphs, count, features),
-        epsilon.new_empty(graphs, count),
-        epsilon.new_empty(graphs, count),
-        epsilon.new_empty(nodes.shape[0], dtype=torch.long),
-        nodes.new_empty(nodes.shape),
-        epsilon.new_empty(nodes.shape[0]),
-        epsilon.new_empty(graphs, 3 * features + 3),
-    ]
+def _(*given: Any) -> list[Tensor]:
+    return list(compiled.blank(_problem(*given)).tensors())
 
 
 @torch.library.custom_op(
     "flowpool::adjoint",
     mutates_args=(),
     tags=UNRECORDED,
-    schema=f"({_GIVEN}, Tensor[] behind, Tensor cotangent) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({_GIVEN}, Tensor[] solution, Tensor cotangent) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def adjoint(*arguments: Any) -> tuple[Tensor, ...]:
     """Gradients of ``<cotangent, points>`` in nodes, masses, epsilon and weight; empty for what was not given.
 
-    ``behind`` is what :func:`solve` returned after the first five.
+    ``solution`` is what :func:`solve` returned.
     """
-    *given, behind, cotangent = arguments
-    problem, solution = _problem(*given), Solution(*[torch.empty(0)] * 5, *behind)
-    found = compiled.adjoint(problem, solution, cotangent, set(_DIFFERENTIATED)).by_name
+    *given, solution, cotangent = arguments
+    problem = _problem(*given)
+    found = compiled.adjoint(problem, Solution.of(solution), cotangent, set(_DIFFERENTIATED)).by_name
     # Each its own tensor: no two returns of an operator may be the same.
     return tuple(found.get(name, problem.epsilon.new_empty(0)) for name in _DIFFERENTIATED)
 
@@ -117,12 +102,12 @@ def _(*given: Any) -> tuple[Tensor, ...]:
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.numbers = inputs[8:]
-    ctx.save_for_backward(*inputs[:8], *output[5:])
+    ctx.save_for_backward(*inputs[:8], *output)
 
 
 def _differentiate(ctx: Any, cotangents: list[Tensor]) -> tuple[Tensor | None, ...]:
-    given, behind = ctx.saved_tensors[:8], list(ctx.saved_tensors[8:])
-    found = torch.ops.flowpool.adjoint(*given, *ctx.numbers, behind, cotangents[0])
+    given, solution = ctx.saved_tensors[:8], list(ctx.saved_tensors[8:])
+    found = torch.ops.flowpool.adjoint(*given, *ctx.numbers, solution, cotangents[0])
     gradients: list[Tensor | None] = [None] * (len(given) + len(ctx.numbers))
     for place, gradient in zip(_DIFFERENTIATED.values(), found, strict=True):
         gradients[place] = None if given[place] is None else gradient
@@ -147,5 +132,5 @@ def traced_graphs(
 
 def traced_solve(problem: Problem) -> Solution:
     """The compiled engine in a graph that is being traced; only the points have a derivative, as in eager mode."""
-    found = torch.ops.flowpool.solve(*_given(problem))
-    return Solution(found[0], *(value.detach() for value in found[1:]))
+    points, *others = torch.ops.flowpool.solve(*_given(problem))
+    return Solution.of([points, *(value.detach() for value in others)])

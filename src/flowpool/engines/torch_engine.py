@@ -20,15 +20,16 @@ from torch.nn.functional import pad
 
 from flowpool.core import flow, updates
 from flowpool.core.constants import FARAWAY, RIDGE
-from flowpool.core.divergence import Energy
+from flowpool.core.divergence import Energy, Evaluation
 from flowpool.core.flow import Flowed
 from flowpool.core.frame import Frame, make_frame
 from flowpool.core.implicit import vector_jacobian
 from flowpool.core.measures import Clouds, sorted_clouds
 from flowpool.core.records import put
+from flowpool.core.solved import Solved
 from flowpool.core.updates import UpdateStep
-from flowpool.costs import Geometry
-from flowpool.engines.seam import Gradients, Problem, Solution
+from flowpool.costs import Geometry, SquaredEuclidean
+from flowpool.engines.interface import Gradients, Problem, Solution
 from flowpool.options import Options
 from flowpool.status import Status
 
@@ -327,9 +328,35 @@ def solve(problem: Problem) -> Solution:
         status = torch.where(finite, status, Status.NONFINITE.value)
         status = torch.where(frame.broken, Status.NONFINITE_INPUT.value, status).to(torch.int8)
         residual = torch.where(frame.broken, torch.nan, ended.residual)
-    nothing = points.new_empty(0)
-    kept = (ended.singular, ended.points.detach(), ended.potential, ended.self_potential, order)
-    return Solution(points, residual, ended.steps, status, *kept, nothing, nothing, nothing)
+    kept = (ended.points.detach(), ended.potential, ended.self_potential, order)
+    made = (inside.clouds.nodes, inside.clouds.masses, inside.epsilon, frame.cost_unit, frame.solvable)
+    return Solution(points, residual, ended.steps, status, (*kept, *(value.detach() for value in made)))
+
+
+def plan(problem: Problem, solution: Solution, graph: int) -> Tensor:
+    """The optimal coupling of a graph, ``(M, N_g)``."""
+    return _solved(problem, solution).plan(graph)
+
+
+def divergence(problem: Problem, solution: Solution) -> Tensor:
+    """S_eps(X*, Y), ``(B,)``."""
+    return _solved(problem, solution).divergence()
+
+
+def at_end(problem: Problem, solution: Solution, graph: int) -> tuple[Energy, Evaluation] | None:
+    """The energy of a graph at its pooled points; ``None`` if it needed no flow."""
+    return _solved(problem, solution).at_end(graph)
+
+
+def _solved(problem: Problem, solution: Solution) -> Solved:
+    points, potential, _, order, nodes, masses, epsilon, cost_unit, solvable = solution.state
+    clouds = Clouds.from_ptr(nodes[:, : points.shape[-1]], masses, problem.ptr)
+    weighing = problem.geometry.feature_weights is not None and problem.options.update_step is None
+    geometry = Geometry(SquaredEuclidean()) if weighing else problem.geometry
+    debias = problem.options.debias
+    return Solved(
+        clouds, order, geometry, problem.point_masses, epsilon, debias, cost_unit, solvable, points, potential
+    )
 
 
 def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set[str]) -> Gradients:
@@ -339,7 +366,7 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_(name in wanted) for name, value in problem.tensors().items()}
             inside, frame, _ = framed(problem.having(leaves))
-            points = solution.inside.detach().requires_grad_()
+            points = solution.state[0].detach().requires_grad_()
             outside = frame.outside(points).to(problem.nodes.dtype)
             fixed = inside.start  # along flat directions the points are where they began, or, if that is absolute, ...
             if not problem.relative:  # ... nothing that happens to the frame moves them
@@ -383,14 +410,9 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
 
 def flowed(solution: Solution, inside: Framed) -> Flowed:
     """A solution as the end of the flow of a framed problem."""
-    return Flowed(
-        _widened(solution.inside, inside.start.shape[-1]),
-        solution.potential,
-        solution.self_potential,
-        solution.residual,
-        solution.steps,
-        solution.singular,
-    )
+    points, potential, self_potential = solution.state[:3]
+    width, none = inside.start.shape[-1], solution.residual
+    return Flowed(_widened(points, width), potential, self_potential, none, solution.steps, none.bool())
 
 
 def _rows(value: Tensor, chosen: Tensor, count: int) -> Tensor:

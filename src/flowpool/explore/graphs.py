@@ -16,8 +16,8 @@ from flowpool.explore import fields
 from flowpool.explore.layout import layout
 from flowpool.lab.datasets import KNOWN, GraphDataset, find_dataset, load_dataset, make_shapes
 from flowpool.lab.datasets.catalog import data_folder
-from flowpool.lab.figures.measure import smooth
-from flowpool.lab.figures.mutag import ATOMS
+from flowpool.lab.paper.measure import smooth
+from flowpool.lab.paper.mutag import ATOMS
 
 MOST_NODES = 500  # of a graph that is drawn
 MOST_POINTS = 8  # one colour each

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flowpool.core.law import CLOCK
+from flowpool.core.law import STATE
 from flowpool.kernels.adjoint import adjoint_graphs
 from flowpool.kernels.frame import (
     CLOUD,
@@ -252,7 +252,7 @@ def solve(
         def work(counter: Index) -> None:
             solve_graphs(
                 framed, bits, masses, ptr, most, start, point_masses, epsilon, resolution, tolerance, max_steps, small,
-                counter, np.zeros(1, CLOCK), *result,
+                counter, np.zeros(1, STATE), *result,
             )  # fmt: skip
 
         run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)

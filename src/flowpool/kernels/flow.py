@@ -11,7 +11,19 @@ import math
 
 from flowpool.core import law
 from flowpool.core.constants import FLAT, ROUGH
-from flowpool.core.law import DISTANCE, LAND, LOOK, NEWTON, RACE, REST, SLIDE, STAGE, START, TIGHTEN, TRY
+from flowpool.core.law import (
+    DISTANCE,
+    EXPLICIT,
+    FINISH,
+    IMPLICIT,
+    LOOK,
+    MEASURE_LEFT,
+    NEWTON,
+    STAGE,
+    START,
+    TIGHTEN,
+    TRY,
+)
 from flowpool.kernels.divergence import carry_potentials, note_drift
 from flowpool.kernels.hessian import shifted_factor
 from flowpool.kernels.machine.jit import kernel, shared
@@ -34,7 +46,7 @@ for _part in law.LAW:
 @shared
 def needs_evaluation(request):  # type: ignore[no-untyped-def]
     """Whether the gradient at ``there`` is part of what is asked for."""
-    return request <= TIGHTEN or request in (TRY, STAGE, LAND)
+    return request <= TIGHTEN or request in (TRY, STAGE, FINISH)
 
 
 @shared
@@ -69,7 +81,7 @@ def fill_velocity(graph, result):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def depart(request, clock, graph):  # type: ignore[no-untyped-def]
+def depart(request, state, graph):  # type: ignore[no-untyped-def]
     """Sets ``there.points``, and potentials that are nearly theirs."""
     stay_apart()
     here, there = graph.here, graph.there
@@ -79,32 +91,32 @@ def depart(request, clock, graph):  # type: ignore[no-untyped-def]
     if request == TIGHTEN:
         move_to(here, there, graph)
         return
-    if request == RACE:
+    if request == EXPLICIT:
         fill_velocity(graph, graph.velocity)
-        combine(here.points, clock.stride, graph.velocity, there.points, numbers)
-        combine(there.points, clock.bend, graph.swerve, there.points, numbers)
+        combine(here.points, state.stride, graph.velocity, there.points, numbers)
+        combine(there.points, state.bend, graph.swerve, there.points, numbers)
     elif request == TRY:
-        combine(here.points, -clock.stretch, graph.newton, there.points, numbers)
+        combine(here.points, -state.stretch, graph.newton, there.points, numbers)
     elif request == STAGE:
-        combine(here.points, clock.step, graph.first, there.points, numbers)
-    else:  # LAND
+        combine(here.points, state.step, graph.first, there.points, numbers)
+    else:  # FINISH
         combine(graph.first, 0.5, graph.solution, graph.first, numbers)
-        combine(here.points, clock.step, graph.first, there.points, numbers)
+        combine(here.points, state.step, graph.first, there.points, numbers)
     carry_potentials(graph)
 
 
 @kernel
-def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
+def conclude(request, state, graph, epsilon):  # type: ignore[no-untyped-def]
     """Solves the linear systems of a request and measures what the law wants to know."""
     stay_apart()
     here, there = graph.here, graph.there
     numbers = graph.count * padded(graph.dimension)
     if needs_evaluation(request) and request not in (START, TIGHTEN):
-        note_drift(graph, clock.error < math.inf)
+        note_drift(graph, state.error < math.inf)
     if request <= TIGHTEN:
         move_to(there, here, graph)
-        clock.size = norm(here.gradient, numbers)
-        clock.extent = extent(graph, numbers)
+        state.size = norm(here.gradient, numbers)
+        state.extent = extent(graph, numbers)
         if request == START:
             fill(graph.velocity, 0.0, numbers)
             fill(graph.moved, 0.0, numbers)
@@ -112,69 +124,69 @@ def conclude(request, clock, graph, epsilon):  # type: ignore[no-untyped-def]
             fill(graph.self_drift, 0.0, padded(graph.count))
         if request != TIGHTEN:
             fill_velocity(graph, graph.solution)
-            clock.speed = norm(graph.solution, numbers)
+            state.speed = norm(graph.solution, numbers)
             combine(graph.solution, -1.0, graph.velocity, graph.swerve, numbers)
             combine(graph.swerve, 1.0, graph.moved, graph.swerve, numbers)
-            clock.swerve = norm(graph.swerve, numbers)
-    elif request == SLIDE:
-        clock.definite = shifted_factor(graph, clock.shift, graph.slide_factor, graph.slide_pivots)
-        if clock.definite:
+            state.swerve = norm(graph.swerve, numbers)
+    elif request == IMPLICIT:
+        state.definite = shifted_factor(graph, state.shift, graph.slide_factor, graph.slide_pivots)
+        if state.definite:
             fill(graph.right, 0.0, numbers)
-            combine(graph.right, -clock.shift, here.gradient, graph.right, numbers)
-            clock.definite = slide_system(clock, graph, epsilon)
-        if clock.definite:
+            combine(graph.right, -state.shift, here.gradient, graph.right, numbers)
+            state.definite = slide_system(state, graph, epsilon)
+        if state.definite:
             copy(graph.solution, graph.first, numbers)
-            clock.length = norm(graph.first, numbers)
-            clock.along = inner_product(graph.first, here.gradient, numbers)
+            state.length = norm(graph.first, numbers)
+            state.along = inner_product(graph.first, here.gradient, numbers)
     elif request == NEWTON:
         copy(here.gradient, graph.right, numbers)
         copy(graph.newton, graph.solution, numbers)
-        clock.flattest = solve_newton(graph, epsilon, clock.precision, clock.longest, clock.guessed, False)
-        clock.definite = clock.flattest > -FLAT
-        measure_newton(clock, graph, here.gradient, numbers)
+        state.flattest = solve_newton(graph, epsilon, state.precision, state.longest, state.guessed, False)
+        state.definite = state.flattest > -FLAT
+        measure_newton(state, graph, here.gradient, numbers)
     elif request == TRY:
-        clock.reached = norm(there.gradient, numbers)
-    elif request == REST:
+        state.reached = norm(there.gradient, numbers)
+    elif request == MEASURE_LEFT:
         copy(there.gradient, graph.right, numbers)
         solve_newton(graph, epsilon, ROUGH, math.inf, False, True)
-        measure_newton(clock, graph, there.gradient, numbers)
+        measure_newton(state, graph, there.gradient, numbers)
     elif request == LOOK:
         outside = graph.lead < graph.dimension
         found = smallest_curvature(graph, graph.newton_factor, graph.newton_pivots, FLAT, outside)
-        clock.flattest = min(clock.flattest, found)
+        state.flattest = min(state.flattest, found)
     elif request == STAGE:
         # k1 + k2 is small, and is found instead of k2: its system has (G(x) + G(x + step k1)) on the right.
-        scale_points(graph.first, -4.0 * clock.shift, graph, graph.right)
-        combine(graph.right, -clock.shift, here.gradient, graph.right, numbers)
-        combine(graph.right, -clock.shift, there.gradient, graph.right, numbers)
-        slide_system(clock, graph, epsilon)
-        clock.length = norm(graph.solution, numbers)
-    elif request == LAND:
-        clock.ahead = inner_product(there.gradient, graph.first, numbers)
-        clock.behind = inner_product(here.gradient, graph.first, numbers)
-        clock.reached = norm(there.gradient, numbers)
+        scale_points(graph.first, -4.0 * state.shift, graph, graph.right)
+        combine(graph.right, -state.shift, here.gradient, graph.right, numbers)
+        combine(graph.right, -state.shift, there.gradient, graph.right, numbers)
+        slide_system(state, graph, epsilon)
+        state.length = norm(graph.solution, numbers)
+    elif request == FINISH:
+        state.ahead = inner_product(there.gradient, graph.first, numbers)
+        state.behind = inner_product(here.gradient, graph.first, numbers)
+        state.reached = norm(there.gradient, numbers)
     elif request == DISTANCE:
         copy(here.gradient, graph.right, numbers)
         factor, pivots = graph.newton_factor, graph.newton_pivots
-        clock.definite = shifted_factor(graph, clock.shift, factor, pivots)
-        if clock.definite:
-            clock.definite = solve_shifted(graph, epsilon, clock.shift, is_exact(graph, epsilon), factor, pivots)
-        clock.length = norm(graph.solution, numbers)
+        state.definite = shifted_factor(graph, state.shift, factor, pivots)
+        if state.definite:
+            state.definite = solve_shifted(graph, epsilon, state.shift, is_exact(graph, epsilon), factor, pivots)
+        state.length = norm(graph.solution, numbers)
 
 
 @shared
-def measure_newton(clock, graph, gradient, numbers):  # type: ignore[no-untyped-def]
+def measure_newton(state, graph, gradient, numbers):  # type: ignore[no-untyped-def]
     """Keeps the solution as the Newton step; its length, and what it would gain."""
     copy(graph.solution, graph.newton, numbers)
-    clock.length = norm(graph.newton, numbers)
-    clock.gain = 0.5 * inner_product(graph.newton, gradient, numbers)
+    state.length = norm(graph.newton, numbers)
+    state.gain = 0.5 * inner_product(graph.newton, gradient, numbers)
 
 
 @shared
-def slide_system(clock, graph, epsilon):  # type: ignore[no-untyped-def]
+def slide_system(state, graph, epsilon):  # type: ignore[no-untyped-def]
     """Whether the system of an implicit step could be solved. For its stages the model in the hull is enough."""
     whole = graph.lead == graph.hull
-    return solve_shifted(graph, epsilon, clock.shift, whole, graph.slide_factor, graph.slide_pivots)
+    return solve_shifted(graph, epsilon, state.shift, whole, graph.slide_factor, graph.slide_pivots)
 
 
 @shared

@@ -31,7 +31,7 @@ from flowpool.core.constants import (
     SLOW,
     STAGE,
 )
-from flowpool.core.law import CLOCK, CURVE, FINISHED, SLIDE, TIGHTEN, advance, begin
+from flowpool.core.law import DONE, HESSIAN, IMPLICIT, STATE, TIGHTEN, advance, begin
 from flowpool.kernels.divergence import fill_gradient
 from flowpool.kernels.flow import conclude, depart, has_equal_masses, move_to, needs_evaluation
 from flowpool.kernels.hessian import assemble, pair_weights
@@ -295,33 +295,33 @@ def newton_step(rows, overlap, point_masses, ridge, small, inverse, right, step)
 
 
 @entry
-def go_on(request, clocks, memory, places, epsilon, tolerance, max_steps, exact):  # type: ignore[no-untyped-def]
+def go_on(request, states, memory, places, epsilon, tolerance, max_steps, exact):  # type: ignore[no-untyped-def]
     """What the flow needs next that only a pass over the nodes can give, or that it has finished.
 
     Args:
         request: what was asked for last and has been put in place: at ``there`` after an evaluation the potential, ``P Y``
-            and ``P 1``, solved up to ``clock.error``; else the Hessian. Negative: nothing was asked for yet.
+            and ``P 1``, solved up to ``state.error``; else the Hessian. Negative: nothing was asked for yet.
         exact: the Hessian is that of all nodes, and not that of a sample, which serves an implicit step only.
     """
-    clock, graph = clocks[0], open_graph(memory, places)
+    state, graph = states[0], open_graph(memory, places)
     equal = has_equal_masses(graph)
     if request < 0:
-        return begin(clock, 0.0)
+        return begin(state, 0.0)
     while True:
         if needs_evaluation(request):
-            own = solve_self_transport(graph, graph.there.points, graph.there.self_potential, epsilon, clock.inner)
+            own = solve_self_transport(graph, graph.there.points, graph.there.self_potential, epsilon, state.inner)
             fill_gradient(graph, graph.there)
-            if not clock.error < math.inf:
+            if not state.error < math.inf:
                 graph.there.gradient[0, 0] = math.nan
-            clock.error = max(clock.error, own)
-        if request != CURVE:
-            conclude(request, clock, graph, epsilon)
-        request = advance(clock, graph.count, equal, tolerance, max_steps)
-        if clock.arrived:
+            state.error = max(state.error, own)
+        if request != HESSIAN:
+            conclude(request, state, graph, epsilon)
+        request = advance(state, graph.count, equal, tolerance, max_steps)
+        if state.arrived:
             move_to(graph.there, graph.here, graph)
         if needs_evaluation(request):
-            depart(request, clock, graph)
-        if request in (CURVE, FINISHED) or needs_evaluation(request) or not (exact or request == SLIDE):
+            depart(request, state, graph)
+        if request in (HESSIAN, DONE) or needs_evaluation(request) or not (exact or request == IMPLICIT):
             return request
 
 
@@ -503,28 +503,28 @@ class LargeGraph:
         points[:], potential[:] = start, (start**2).sum(1)
         memory.array("there.self_potential")[:] = 0.5 * self.epsilon * np.log(self.point_masses)
         stage = max(self.epsilon, (math.sqrt(float(potential.max())) + self._farthest()) ** 2 / 4)
-        clocks = np.zeros(1, CLOCK)
+        states = np.zeros(1, STATE)
         sample, known, request, exact = self._sample(), None, -1, True
         if sample:  # what is found from nothing is found for the sample first
             near, sums = sample._transport(start, potential.copy(), stage, 0.1 * LOOSE)
             if sums.error <= LOOSE:
                 potential[:], stage = near, self.epsilon
         while True:
-            request = go_on(request, clocks, memory.numbers, memory.places, self.epsilon, tolerance, max_steps, exact)
-            if request == FINISHED:
+            request = go_on(request, states, memory.numbers, memory.places, self.epsilon, tolerance, max_steps, exact)
+            if request == DONE:
                 break
             if needs_evaluation(request):
                 place, known = points.copy(), known if request == TIGHTEN else None
-                potential[:], known = self._transport(place, potential.copy(), stage, float(clocks["inner"][0]), known)
+                potential[:], known = self._transport(place, potential.copy(), stage, float(states["inner"][0]), known)
                 memory.array("there.rows")[:], memory.array("there.pulled")[:] = known.rows, known.pulled
-                clocks["error"] = known.error
+                states["error"] = known.error
                 stage = self.epsilon
             else:
                 # Up to this length of an implicit step its shift outweighs all curvatures, and so the error of a sample.
-                exact = not (sample and request == CURVE and not clocks["jumped"][0] and clocks["step"][0] < SLOW)
+                exact = not (sample and request == HESSIAN and not states["jumped"][0] and states["step"][0] < SLOW)
                 self._put_hessian(memory, sample if sample and not exact else self)
         ends = (memory.array(f"here.{name}").copy() for name in ("points", "potential", "self_potential"))
-        return (*ends, *(clocks[name][0] for name in ("residual", "steps", "status", "singular")))
+        return (*ends, *(states[name][0] for name in ("residual", "steps", "status", "singular")))
 
     def adjoint(
         self, points: Array, potential: Array, self_potential: Array, cotangent: Array, ridge: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flowpool.core.constants import MOST_LEADING
-from flowpool.core.law import CURVE, FINISHED, advance, begin
+from flowpool.core.law import DONE, HESSIAN, advance, begin
 from flowpool.kernels.cloud import START_TOLERANCE, make_room, merge_nodes, unfold
 from flowpool.kernels.divergence import evaluate, start_cold
 from flowpool.kernels.flow import conclude, depart, has_equal_masses, move_to, needs_evaluation
@@ -17,40 +17,40 @@ from flowpool.kernels.response import keep_plans
 
 
 @kernel
-def follow(graph, clock, epsilon, tolerance, max_steps, counter):  # type: ignore[no-untyped-def]
+def follow(graph, state, epsilon, tolerance, max_steps, counter):  # type: ignore[no-untyped-def]
     """Moves the points from ``there`` to the end of their flow, ``here``, unless the counter says stop."""
     stay_apart()
     equal = has_equal_masses(graph)
     stage = start_cold(graph, graph.there, epsilon)
-    request = begin(clock, 0.0)
-    while request != FINISHED and counter[0] >= 0:
+    request = begin(state, 0.0)
+    while request != DONE and counter[0] >= 0:
         if needs_evaluation(request):
-            depart(request, clock, graph)
-            clock.error = evaluate(graph, graph.there, epsilon, stage, clock.inner)
+            depart(request, state, graph)
+            state.error = evaluate(graph, graph.there, epsilon, stage, state.inner)
             stage = epsilon
-        if request == CURVE:
+        if request == HESSIAN:
             keep_plans(graph)
             form_hessian(graph, epsilon)
         else:
-            conclude(request, clock, graph, epsilon)
-        request = advance(clock, graph.count, equal, tolerance, max_steps)
-        if clock.arrived:
+            conclude(request, state, graph, epsilon)
+        request = advance(state, graph.count, equal, tolerance, max_steps)
+        if state.arrived:
             move_to(graph.there, graph.here, graph)
-    return request == FINISHED
+    return request == DONE
 
 
 @entry
 def solve_graphs(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, ptr, most, start, point_masses, epsilons, resolution, tolerance, max_steps, order, counter, clocks,
+    nodes, bits, masses, ptr, most, start, point_masses, epsilons, resolution, tolerance, max_steps, order, counter, states,
     points, potentials, self_potentials, residual, steps, status, singular,
 ):  # fmt: skip
     """Solves the graphs ``order[k]`` for each k that is drawn from the counter; every output has one row per graph of the batch.
 
     Args:
         most: largest number of nodes of these graphs.
-        clocks: scratch, one entry of :data:`flowpool.core.law.CLOCK`.
+        states: scratch, one entry of :data:`flowpool.core.law.STATE`.
     """
-    count, features, clock = start.shape[1], start.shape[2], clocks[0]
+    count, features, state = start.shape[1], start.shape[2], states[0]
     room, first, second = make_room(most), np.empty(0), np.empty(0)
     while True:
         turn = draw(counter)
@@ -64,7 +64,7 @@ def solve_graphs(  # type: ignore[no-untyped-def]
             second,
         )  # fmt: skip
         span, graph = open_span(first, room.span_places), open_graph(second, room.places)
-        if not follow(graph, clock, epsilon, tolerance, max_steps, counter):
+        if not follow(graph, state, epsilon, tolerance, max_steps, counter):
             break
         for i in range(count):
             potentials[which, i] = graph.here.potential[0, i]
@@ -74,7 +74,7 @@ def solve_graphs(  # type: ignore[no-untyped-def]
                 for e in range(graph.dimension):
                     value += graph.here.points[i, e] * span.basis[e, d]
                 points[which, i, d] = value
-        residual[which] = clock.residual
-        steps[which] = clock.steps
-        status[which] = clock.status
-        singular[which] = clock.singular
+        residual[which] = state.residual
+        steps[which] = state.steps
+        status[which] = state.status
+        singular[which] = state.singular

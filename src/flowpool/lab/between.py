@@ -22,8 +22,8 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
 
 from flowpool.lab.datasets import GraphDataset
-from flowpool.lab.figures import style
-from flowpool.lab.figures.exhibit import write_table
+from flowpool.lab.paper import style
+from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.frozen.embeddings import WEGL
 from flowpool.lab.frozen.methods import weights_of
 from flowpool.lab.leakproof import subset

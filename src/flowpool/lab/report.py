@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from flowpool.lab import plots
 from flowpool.lab.comparison import Row, compare, count, percent, points, reference_pool
 from flowpool.lab.evaluate import Configuration, origin_of_folds
-from flowpool.lab.files import write_atomically
+from flowpool.bulk.files import write_atomically
 from flowpool.lab.pools import FlowSettings
 from flowpool.lab.results import Failure, Store, Task
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from flowpool.lab.files import TEMPORARY, write_atomically
+from flowpool.bulk.files import TEMPORARY, write_atomically
 from flowpool.lab.training import Curve
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from flowpool.lab import plots
 from flowpool.lab.comparison import check_same_folds, difference_of, percent, points
 from flowpool.lab.evaluate import origin_of_folds
-from flowpool.lab.files import write_atomically
+from flowpool.bulk.files import write_atomically
 from flowpool.lab.frozen.protocol import Frozen, FrozenResult
 from flowpool.lab.frozen.published import published, sources
 from flowpool.lab.report import STYLE, section

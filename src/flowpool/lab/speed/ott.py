@@ -1,4 +1,4 @@
-"""Times of the paper's own scheme on OTT-JAX, forward and backward (:mod:`flowpool.lab.paper_scheme`)."""
+"""Times of the paper's own scheme on OTT-JAX, forward and backward (:mod:`flowpool.lab.paper.scheme`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowpool.core.measures import make_clouds
 from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.engines import torch_engine as batching
 from flowpool.engines.torch_engine import Framed
-from flowpool.lab.paper_scheme import Scheme, pooled_by_ott
+from flowpool.lab.paper.scheme import Scheme, pooled_by_ott
 from flowpool.lab.speed.cases import Case
 
 

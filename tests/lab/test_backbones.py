@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowpool.lab.backbones import GIN, build_backbone, prepare, propagate
+from flowpool.lab.backbones import GIN, GINE, build_backbone, prepare, propagate
 from flowpool.lab.datasets import GraphDataset, load_dataset, make_shapes
 from flowpool.lab.leakproof import subset
 
@@ -64,6 +64,35 @@ def test_gin_sums_a_node_and_its_neighbours_before_each_of_two_mlps() -> None:
     torch.testing.assert_close(gin(batch.x, batch.edge_index), expected)
 
 
+def test_gine_sums_what_an_edge_lets_through() -> None:
+    """On two nodes that are joined by an edge in one direction, whose features are added before the relu."""
+    torch.manual_seed(0)
+    gine = build_backbone("gine", 4, 5, 1, edge_channels=2).eval()
+    assert isinstance(gine, GINE)
+    x, bond = torch.randn(2, 4), torch.randn(1, 2)
+    (layer,) = gine.layers
+    start = gine.linear(x)
+    message = (start[0] + layer.lin(bond[0])).clamp(min=0)
+    expected = layer.nn(start + torch.stack([torch.zeros(5), message]))
+    torch.testing.assert_close(gine(x, torch.tensor([[0], [1]]), bond), expected)
+
+
+def test_gine_wants_features_of_edges() -> None:
+    with pytest.raises(ValueError, match="no features, which the backbone gine needs"):
+        build_backbone("gine", 4, 5)
+
+
+def test_deep_sets_see_each_member_by_itself() -> None:
+    dataset = two_graphs()
+    batch = prepare(dataset, "sets", None).batch([1, 0])
+    assert batch.edge_index.shape == (2, 0)
+    backbone = build_backbone("sets", 4, 3)
+    first, _, second = backbone.layers
+    expected = second((first(batch.x)).clamp(min=0))
+    torch.testing.assert_close(backbone(batch.x, batch.edge_index), expected)
+    assert float((expected - (expected[0] + (batch.x - batch.x[0]) @ (second.weight @ first.weight).T)).abs().max()) > 0
+
+
 def test_the_blind_baseline_sees_no_edge_and_each_node_by_itself() -> None:
     dataset = two_graphs()
     prepared = prepare(dataset, "blind", None)
@@ -96,7 +125,7 @@ def test_gin_gets_the_dataset_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("backbone", "propagation", "message"),
     [
-        ("gcn", None, "Unknown backbone 'gcn'; there are sgc, gin, blind"),
+        ("gcn", None, "Unknown backbone 'gcn'; there are sgc, gin, gine, blind"),
         ("sgc", None, "sgc has normalised, raw"),
         ("gin", "raw", "belongs to the backbone sgc; gin has none"),
     ],

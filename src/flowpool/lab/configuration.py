@@ -85,8 +85,8 @@ class Configuration:
         if "backbone" in given:
             mine[Shape].setdefault("propagation", None)
         shape = replace(base.shape, **mine[Shape])
-        if "layers" in given and shape.backbone in ("sgc", "blind", "linear"):
-            raise ValueError(f"--layers is an option of the backbone gin; {shape.backbone} has one layer.")
+        if "layers" in given and shape.backbone not in ("gin", "gine"):
+            raise ValueError(f"--layers is an option of the backbones gin and gine; {shape.backbone} has one layer.")
         if base.schedule.cosine and "max_epochs" in given:  # its learning rate falls until the last epoch
             mine[Schedule].setdefault("patience", given["max_epochs"])
         flow = FlowSettings(**{f.name: given[f.name] for f in fields(FlowSettings) if f.name in given})

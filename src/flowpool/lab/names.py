@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Backbone = Literal["sgc", "gin", "blind", "linear"]
+Backbone = Literal["sgc", "gin", "gine", "blind", "linear", "sets"]
 Propagation = Literal["normalised", "raw"]
 Size = Literal["none", "append", "scale"]
 Norm = Literal["none", "nodes", "output", "both"]
@@ -61,7 +61,13 @@ POOLS = {
     "mean": "reduce.MeanPool",
     "sum": "reduce.SumPool",
     "max": "reduce.MaxPool",
-    "sum+mean+max": "joined.SumMeanMaxPool",
+    "sum+mean+max": "reduce.SumMeanMaxPool",
+    "mean-deviations": "reduce.MeanDeviationsPool",
+    "vpa": "reduce.VPAPool",
+    "pna": "pna.PNAPool",
+    "attention": "attention.AttentionPool",
+    "set2set": "set2set.Set2SetPool",
+    "equilibrium": "equilibrium.EquilibriumPool",
     "flow-readout": "joined.FlowReadoutPool",
     "sort": "sort.SortPool",
     "topk": "topk.TopKPool",
@@ -76,7 +82,9 @@ POOLS = {
     "otke": "otke.OTKEPool",
     "slices": "slices.SlicesPool",
     "slices-general": "slices.GeneralisedSlicesPool",
+    "fsw": "fsw.FSWPool",
     "wegl": "wegl.WEGLPool",
     "tw": "tw.TWPool",
+    "ot-gnn": "ot_gnn.OTGNNPool",
     "tfgw": "tfgw.TFGWPool",
 }

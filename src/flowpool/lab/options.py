@@ -60,7 +60,7 @@ class Shape:
         padding: what the pool sees: the nodes alone, or every graph padded with rows of zeros to the size of the
             largest graph of the dataset, without mass (``"empty"``) or with that of a node (``"mass"``); see
             `flowpool.lab.padding`.
-        layers: of the backbone gin.
+        layers: of the backbones gin and gine.
         jumping: whether each of these layers has a pool of its own, and the vectors are joined.
         hidden: units of the hidden layer of the head; 0: the head is linear.
         dropout: share of the units that are left out before each layer of the head.
@@ -108,7 +108,7 @@ class Shape:
     @property
     def pooled_layers(self) -> int:
         """Layers of the backbone that are pooled."""
-        return self.layers if self.jumping and self.backbone == "gin" else 1
+        return self.layers if self.jumping and self.backbone in ("gin", "gine") else 1
 
 
 @dataclass(frozen=True)

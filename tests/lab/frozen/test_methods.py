@@ -1,5 +1,6 @@
 """Embeddings and kernels of the frozen protocol: values against definitions and other solvers."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from flowpool.lab.datasets import GraphDataset, load_dataset, make_digits
-from flowpool.lab.frozen.embeddings import OTKE, WEGL, Moments, Sorted
+from flowpool.lab.frozen.embeddings import FSW, OTKE, WEGL, Moments, Sorted
 from flowpool.lab.frozen.methods import METHODS, labels_are_degrees, squared_distances, weights_of
 from flowpool.lab.leakproof import subset
 from flowpool.lab.pools import POOLS
@@ -53,6 +54,28 @@ def test_wegl_is_the_pool_of_the_bench():
     batch = torch.arange(8).repeat_interleave(torch.tensor([len(members) for members in SETS]))
     expected = pool(torch.from_numpy(np.concatenate(SETS)), torch.empty(2, 0, dtype=torch.long), batch, 8).vector
     np.testing.assert_allclose(fitted.transform(SETS), expected, atol=1e-9)
+
+
+def test_linear_transport_of_moved_sets_is_exact_and_otherwise_never_below_the_distance():
+    generator = np.random.default_rng(0)
+    sets = [generator.normal(size=(5, 2)) for _ in range(6)]
+    fitted = WEGL(5, random_state=0).fit(sets)
+    one, moved = fitted.transform([sets[0], sets[0] + [3.0, -4.0]])
+    assert np.linalg.norm(one - moved) == pytest.approx(5)
+    vectors, equal = fitted.transform(sets), np.full(5, 0.2)
+    for a, b in itertools.combinations(range(6), 2):
+        distance = math.sqrt(ot.emd2(equal, equal, ot.dist(sets[a], sets[b])))
+        assert np.linalg.norm(vectors[a] - vectors[b]) >= distance - 1e-12
+
+
+def test_fsw_is_the_pool_of_the_bench_and_weights_are_repetitions():
+    fitted = FSW(8, random_state=0).fit(SETS)
+    np.testing.assert_allclose(fitted.transform(SETS, WEIGHTS), fitted.transform(REPEATED), atol=1e-9)
+    pool = POOLS["fsw"](2, 1).double()
+    pool.embedding.load_state_dict(fitted.embedding_.state_dict())
+    batch = torch.arange(8).repeat_interleave(torch.tensor([len(members) for members in SETS]))
+    found = pool(torch.from_numpy(np.concatenate(SETS)), torch.empty(2, 0, dtype=torch.long), batch, 8).vector
+    np.testing.assert_allclose(fitted.transform(SETS), found.detach(), atol=1e-9)
 
 
 def test_otke_is_the_pool_of_the_bench():

@@ -95,6 +95,38 @@ class WEGL(_Referenced):
         return len(shares) * plan @ members
 
 
+class FSW(TransformerMixin, BaseEstimator):
+    """Fourier sliced-Wasserstein embedding (Amir and Dym, 2025), by the package of its authors."""
+
+    def __init__(self, width: int = 512, random_state: int | None = None) -> None:
+        self.width = width
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        from fswlib import FSWEmbedding
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.random_state or 0)
+            self.embedding_ = FSWEmbedding(
+                read_sets(X).members.shape[1],
+                self.width,
+                dtype=torch.float64,
+                use_custom_cuda_extension_if_available=False,
+            )
+        return self
+
+    @torch.no_grad()
+    def transform(self, X: Any, sample_weight: Any = None) -> Floats:
+        sets = read_sets(X, sample_weight)
+        rows = []
+        for number in range(len(sets)):
+            one = sets.part(number, number + 1)
+            members = torch.from_numpy(one.members.astype(np.float64))
+            rows.append(self.embedding_(members, torch.from_numpy(one.masses)))
+        vectors: Floats = torch.stack(rows).numpy()
+        return vectors
+
+
 class OTKE(_Referenced):
     """Optimal transport kernel embedding (Mialon et al., 2021) with the Gaussian kernel, by Nystroem features.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import one_hot
 
 from flowpool.lab.datasets import GraphDataset
-from flowpool.lab.frozen.embeddings import OTKE, WEGL, Moments, Sorted
+from flowpool.lab.frozen.embeddings import FSW, OTKE, WEGL, Moments, Sorted
 from flowpool.sklearn import FlowVectorizer, Propagate, wasserstein_distances
 
 Floats = NDArray[np.float64]
@@ -194,6 +194,9 @@ def _weisfeiler_lehman(graphs: GraphDataset, rounds: int, num_points: int, seed:
     return _WeisfeilerLehman(graphs, rounds)
 
 
+_LOT_POINTS = 64
+_FSW_WIDTH = 512  # that of the slices
+
 METHODS: dict[str, Method] = {
     "flow-vectorizer": _vectors(_flow_vectorizer),
     "flow-step": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="step")),
@@ -204,6 +207,9 @@ METHODS: dict[str, Method] = {
     "mean-deviations": _vectors(lambda num_points, seed: Moments("deviations")),
     "sort": _vectors(lambda num_points, seed: Sorted(num_points)),
     "wegl": _vectors(WEGL),
+    # Linear optimal transport (Wang et al., 2013): the same map, of a reference as fine as the sets themselves.
+    "lot": _vectors(lambda num_points, seed: WEGL(_LOT_POINTS, seed)),
+    "fsw": _vectors(lambda num_points, seed: FSW(_FSW_WIDTH, seed)),
     "otke": _vectors(OTKE),
     "slices": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="sliced", spread=False)),
     "wasserstein": _exact,

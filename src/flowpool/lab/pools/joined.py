@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flowpool.lab.pools.base import Pool, Readout
 from flowpool.lab.pools.flow_step import FlowStepPool
-from flowpool.lab.pools.reduce import MaxPool, MeanPool, SumPool
+from flowpool.lab.pools.reduce import SumPool
 
 
 class _JoinedPool(Pool):
@@ -48,13 +48,6 @@ class PerLayerPool(_JoinedPool):
 
     def nodes_of(self, x: Tensor) -> Sequence[Tensor]:
         return x.chunk(len(self.parts), 1)
-
-
-class SumMeanMaxPool(_JoinedPool):
-    """The three plain readouts."""
-
-    def __init__(self, in_channels: int, num_points: int) -> None:
-        super().__init__([kind(in_channels, num_points) for kind in (SumPool, MeanPool, MaxPool)])
 
 
 class FlowReadoutPool(_JoinedPool):

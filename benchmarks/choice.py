@@ -20,8 +20,8 @@ from matplotlib.textpath import TextPath
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
 
-from flowpool.lab.datasets.shapes import nearest_neighbours, standardise
 from flowpool.lab.datasets import load_graphs
+from flowpool.lab.datasets.shapes import nearest_neighbours, standardise
 from flowpool.lab.frozen.methods import squared_distances
 from flowpool.lab.frozen.selection import Grid
 from flowpool.lab.leakproof import subset

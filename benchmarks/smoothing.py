@@ -31,11 +31,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from flowpool.lab.datasets import Fold, GraphDataset, draw_folds, load_dataset
-from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.kept import readings
 from flowpool.lab.leakproof import batches, divide, subset
 from flowpool.lab.model import GraphModel, build_model
 from flowpool.lab.options import Schedule, Shape
+from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.pools import PointPool
 from flowpool.lab.pools.base import graph_sizes
 from flowpool.lab.training import train

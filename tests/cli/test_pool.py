@@ -22,12 +22,12 @@ from typer.testing import CliRunner, Result
 
 import flowpool
 from flowpool.arrow import pool_arrow, pooled_reference
-from flowpool.cli.app import app
 from flowpool.bulk import job as jobs
 from flowpool.bulk import sources
 from flowpool.bulk.job import Job, Settings, make_job, sample_nodes
 from flowpool.bulk.sources import ParquetSource
 from flowpool.bulk.store import Store
+from flowpool.cli.app import app
 from flowpool.lab.datasets import load_dataset
 
 WIDTH, FILES, ROWS = 3, 6, 7

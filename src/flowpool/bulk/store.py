@@ -18,8 +18,8 @@ from filelock import FileLock, Timeout
 from pyarrow import parquet
 from torch import Tensor
 
-from flowpool.bulk.sources import Part
 from flowpool.bulk.files import fill_atomically, write_atomically
+from flowpool.bulk.sources import Part
 
 _RECORD = "_flowpool.json"  # readers of a folder of Parquet files skip names that begin like this
 

@@ -10,7 +10,8 @@ from flowpool.cli.terminal import JsonOption, note, plain_errors, print_json
 def doctor(as_json: JsonOption = False) -> None:
     """Check what is installed, and whether pooling is right here.
 
-    Pooled points are checked against an independent solution. The exit code is 1 if a check fails. With a bug report, send this output and a small input that shows the bug.
+    Pooled points are checked against an independent solution. The exit code is 1 if a check fails. With a bug
+    report, send this output and a small input that shows the bug.
     """
     with plain_errors():
         from flowpool.lab.doctor import examine

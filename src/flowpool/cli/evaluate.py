@@ -82,7 +82,8 @@ def evaluate(
     data: DataOption = None,
     as_json: JsonOption = False,
     help_all: Annotated[
-        bool, typer.Option("--help-all", help="Show every option: model, training, flow.", is_eager=True, callback=show_all)
+        bool,
+        typer.Option("--help-all", help="Show every option: model, training, flow.", is_eager=True, callback=show_all),
     ] = False,
     **given: Any,
 ) -> None:
@@ -134,7 +135,13 @@ def _workers(on: str, address: str | None, number: int | None) -> Workers:
 
 
 def _configuration(
-    dataset: str, data: Path | None, protocol: Protocol, preset: str, metric: str | None, seed: int, given: dict[str, Any]
+    dataset: str,
+    data: Path | None,
+    protocol: Protocol,
+    preset: str,
+    metric: str | None,
+    seed: int,
+    given: dict[str, Any],
 ) -> Configuration:
     from flowpool.lab.configuration import Configuration
     from flowpool.lab.datasets import Source

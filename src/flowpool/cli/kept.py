@@ -70,8 +70,8 @@ def kept(
     """
     with plain_errors():
         from flowpool.lab.datasets import load_graphs
-        from flowpool.lab.paper import style
         from flowpool.lab.kept import cloud_pools, kept_plot, kept_table, write_csv
+        from flowpool.lab.paper import style
 
         chosen = [load_graphs(name, None if data is None else str(data)) for name in datasets or ["MUTAG"]]
         if between:

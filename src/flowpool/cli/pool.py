@@ -104,7 +104,7 @@ def pool(
 
 
 def _open(source: str, output: Path, data: Path | None) -> Source:
-    from flowpool.bulk.sources import DatasetSource, ParquetSource, parquet_files
+    from flowpool.bulk.sources import ParquetSource, TableSource, parquet_files
 
     path = Path(source)
     if path.suffix == ".parquet" or path.is_dir() and parquet_files(path):
@@ -113,10 +113,11 @@ def _open(source: str, output: Path, data: Path | None) -> Source:
         if output.resolve().is_relative_to(path.resolve()):
             raise ValueError(f"The output {output} is the input {path}, or lies inside it; put it elsewhere.")
         return ParquetSource.of(path)
-    from flowpool.lab.datasets import Source
+    import pyarrow as pa
 
-    given = Source(source, data and str(data), Columns(smiles=smiles))
-    dataset = given.load()
+    from flowpool.lab import datasets
+
+    dataset = datasets.Source(source, data and str(data)).load()
     for remark in dataset.notes:
         note(remark)
     vectors = pa.FixedSizeListArray.from_arrays(dataset.features.numpy().ravel(), dataset.num_features)

@@ -22,11 +22,11 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
 
 from flowpool.lab.datasets import GraphDataset
-from flowpool.lab.paper import style
-from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.frozen.embeddings import WEGL
 from flowpool.lab.frozen.methods import weights_of
 from flowpool.lab.leakproof import subset
+from flowpool.lab.paper import style
+from flowpool.lab.paper.exhibit import write_table
 from flowpool.sklearn import FlowVectorizer, Propagate, wasserstein_distances
 from flowpool.sklearn.sets import Sets, read_sets
 

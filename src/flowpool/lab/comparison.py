@@ -133,7 +133,18 @@ def count(row: Row) -> str:
 
 def table(rows: Sequence[Row], reference: str, metric: Metric) -> tuple[list[str], list[list[str]]]:
     """Heads and cells, for the terminal and the page; columns without any entry are left out."""
-    heads = ["pool", metric.title, "published", f"minus {reference}", "p", "folds", "ms/epoch", "s/1,000", "width", "weights"]
+    heads = [
+        "pool",
+        metric.title,
+        "published",
+        f"minus {reference}",
+        "p",
+        "folds",
+        "ms/epoch",
+        "s/1,000",
+        "width",
+        "weights",
+    ]
     cells = []
     for row in rows:
         found, epoch = row.difference, row.seconds_per_epoch

@@ -79,7 +79,9 @@ class Configuration:
             shape = Shape(num_points=given.get("num_points", FROZEN_POINTS))
             return Configuration(source, protocol, metric, seed, shape=shape)
         base = PRESETS[preset]
-        mine = {kind: {f.name: given[f.name] for f in fields(kind) if f.name in given} for kind in (Shape, Schedule, Grid)}
+        mine = {
+            kind: {f.name: given[f.name] for f in fields(kind) if f.name in given} for kind in (Shape, Schedule, Grid)
+        }
         for name in mine[Grid].keys() & mine[Shape].keys():  # both have channels and layers; those of the grid count
             del mine[Shape][name]
         if "backbone" in given:

@@ -51,9 +51,7 @@ def evaluate_together(configuration: Configuration, pool: str, fold: int) -> tup
     return model, trained, graded(learned, exam, metric)
 
 
-def train_together(
-    model: GraphModel, practice: Practice, schedule: Schedule, seed: int, metric: Metric
-) -> Trained:
+def train_together(model: GraphModel, practice: Practice, schedule: Schedule, seed: int, metric: Metric) -> Trained:
     """`train` by all processes; the model is the same on every one of them."""
     if not distributed.is_initialized():
         return train(model, practice, schedule, seed, metric=metric)

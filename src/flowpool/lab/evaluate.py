@@ -172,7 +172,9 @@ def graded(learned: Learned, exam: Exam, metric: Metric) -> Run:
     predictions = exam.taken_by(learned.predict)
     seconds = time.perf_counter() - began
     if not np.isfinite(predictions).all():
-        raise ArithmeticError("Some predictions are not finite; the training has diverged. Try a smaller learning rate.")
+        raise ArithmeticError(
+            "Some predictions are not finite; the training has diverged. Try a smaller learning rate."
+        )
     score = metric.score(predictions, np.array(exam.labels))
     return Run(score, predictions.tolist(), seconds_per_thousand=1000 * seconds / len(exam), **learned.about)
 

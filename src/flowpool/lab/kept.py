@@ -43,11 +43,11 @@ from torch_geometric.utils import to_dense_batch
 from flowpool.core import sinkhorn
 from flowpool.lab.backbones import build_backbone, prepare
 from flowpool.lab.datasets import GraphDataset, require_equal_masses
-from flowpool.lab.paper import style
-from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.leakproof import batches, subset
 from flowpool.lab.model import derived_seed
 from flowpool.lab.options import MOST_POINTS, check_count
+from flowpool.lab.paper import style
+from flowpool.lab.paper.exhibit import write_table
 from flowpool.lab.pools import POOLS, PointPool
 from flowpool.lab.pools.base import graph_sizes
 from flowpool.lab.pools.mincut import MinCutPool

@@ -58,7 +58,9 @@ def _auc(scores: Array, truth: Array) -> float:
 
     present = len(np.unique(truth))
     if present < scores.shape[1]:
-        raise ValueError(f"The area under the curve needs every class in each part; one part has {present} of {scores.shape[1]}.")
+        raise ValueError(
+            f"The area under the curve needs every class in each part; one part has {present} of {scores.shape[1]}."
+        )
     if scores.shape[1] == 2:
         return float(roc_auc_score(truth, scores[:, 1] - scores[:, 0]))
     shares = np.exp(scores - scores.max(1, keepdims=True))
@@ -100,5 +102,7 @@ def metric_for(dataset: GraphDataset, asked: str | None) -> Metric:
     metric = METRICS[asked or ("accuracy" if dataset.has_classes else "rmse")]
     if metric.kind != kind:
         fitting = ", ".join(name for name, other in METRICS.items() if other.kind == kind)
-        raise ValueError(f"The targets of {dataset.name} are {kind}, of which {metric.name} is no measure; pass {fitting}.")
+        raise ValueError(
+            f"The targets of {dataset.name} are {kind}, of which {metric.name} is no measure; pass {fitting}."
+        )
     return metric

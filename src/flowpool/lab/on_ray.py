@@ -59,7 +59,9 @@ class RayWorkers:
 
     def doing(self) -> str:
         """What is running where."""
-        running = [f"{task.pool} {task.repeat}/{task.fold} on {self._hosts.get(a, '?')}" for a, task in self._running.values()]
+        running = [
+            f"{task.pool} {task.repeat}/{task.fold} on {self._hosts.get(a, '?')}" for a, task in self._running.values()
+        ]
         return ", ".join(running)
 
     def run(self, work: Work, tasks: Sequence[Task]) -> Iterator[Result | Failure]:

@@ -122,9 +122,7 @@ class Grid:
         (0.01,), "Learning rate of Adam.", usual="0.01; errica: 0.01,0.001; strong: 0.002", flag="--learning-rate"
     )
     stop_on: tuple[StopOn, ...] = ("loss",)
-    layers: tuple[int, ...] = option(
-        (2,), "Layers of gin.", usual="2; strong: 3; errica with strong: 2,3,5"
-    )
+    layers: tuple[int, ...] = option((2,), "Layers of gin.", usual="2; strong: 3; errica with strong: 2,3,5")
 
     def settings(self) -> list[dict[str, Any]]:
         names = ("channels", "learning_rate", "stop_on", "layers")

@@ -37,7 +37,11 @@ def shade(dark: bool) -> Iterator[None]:
     """Text and lines for a light or a dark page, on no ground of their own."""
     ink = "#d8d8d8" if dark else "#222222"
     keys = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    settings = dict.fromkeys(keys, ink) | {"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none"}
+    settings = dict.fromkeys(keys, ink) | {
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+    }
     with mpl.rc_context({**settings, "axes.grid.axis": "x", "grid.alpha": 0.25, "svg.hashsalt": "flowpool"}):
         yield
 
@@ -71,7 +75,9 @@ def difference_plot(rows: Sequence[Row], reference: str, metric: Metric) -> Figu
             clear = found.low > 0 or found.high < 0
             axes.plot([low, high], [place, place], color=colour, linewidth=2.4, alpha=1 if clear else 0.55)
             face = colour if clear else "none"
-            axes.plot([mean], [place], "o", markerfacecolor=face, markeredgecolor=colour, markeredgewidth=1.6, markersize=8)
+            axes.plot(
+                [mean], [place], "o", markerfacecolor=face, markeredgecolor=colour, markeredgewidth=1.6, markersize=8
+            )
         better = "better to the left" if metric.lower_is_better else "better to the right"
         unit = "points" if metric.percent else metric.name
         axes.set_xlabel(f"{metric.name} minus that of {reference} ({unit}); {better}")
@@ -91,10 +97,14 @@ def score_plot(rows: Sequence[Row], metric: Metric) -> Figure:
         for place, row in enumerate(rows):
             values = scale * np.array([result.score for result in row.results])
             colour = looks[row.pool].colour
-            axes.plot(values, place + jitter.uniform(-0.2, 0.2, len(values)), ".", color=colour, alpha=0.6, markersize=7)
+            axes.plot(
+                values, place + jitter.uniform(-0.2, 0.2, len(values)), ".", color=colour, alpha=0.6, markersize=7
+            )
             axes.plot(values.mean(), place, "D", color=colour, markersize=8, zorder=3)
             if row.published is not None:
-                axes.plot(scale * row.published.mean, place, "*", color=mpl.rcParams["text.color"], markersize=11, zorder=4)
+                axes.plot(
+                    scale * row.published.mean, place, "*", color=mpl.rcParams["text.color"], markersize=11, zorder=4
+                )
         axes.set_xlabel(f"{metric.title} of a fold")
         _name_rows(axes, [row.pool for row in rows])
 

@@ -128,7 +128,9 @@ def html_report(concluded: Conclusion) -> str:
             "for folds that share training graphs. A hollow dot: the interval holds zero, and no difference is shown.",
         ),
         _table(concluded),
-        "".join(f"<p class='note'>{escape(note)}</p>" for note in (*concluded.sources, *concluded.configuration["notes"])),
+        "".join(
+            f"<p class='note'>{escape(note)}</p>" for note in (*concluded.sources, *concluded.configuration["notes"])
+        ),
         _failures(concluded.failures),
         _section("Every fold", lambda: plots.score_plot(rows, metric), f"A dot is a fold, a diamond the mean.{star}"),
         _section(
@@ -201,12 +203,16 @@ def _listed(names: Sequence[str]) -> str:
 
 def _table(concluded: Conclusion) -> str:
     heads, cells = table(concluded.rows, concluded.reference, concluded.metric)
-    lines = ["<h2>Table</h2><div class='wide'><table><tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
+    lines = [
+        "<h2>Table</h2><div class='wide'><table><tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"
+    ]
     for line in cells:
         mark = " class='reference'" if line[0] == concluded.reference else ""
         lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>")
     lines.append("</table></div><p class='note'>Mean and standard deviation over folds; difference with its corrected ")
-    lines.append("standard error; p of no difference, two-sided, not adjusted for several comparisons; width: numbers per ")
+    lines.append(
+        "standard error; p of no difference, two-sided, not adjusted for several comparisons; width: numbers per "
+    )
     lines.append("graph that a pool hands over. ")
     lines.append("Published numbers are from other folds and other grids.</p>" if "published" in heads else "</p>")
     return "\n".join(lines)
@@ -235,7 +241,11 @@ def _chosen(rows: Sequence[Row]) -> str:
         if all(len(result.candidates) < 2 for result in row.results):
             continue
         texts = Counter(
-            ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result.chosen.setting.items() if value is not None)
+            ", ".join(
+                f"{name.replace('_', ' ')} {value}"
+                for name, value in result.chosen.setting.items()
+                if value is not None
+            )
             for result in row.results
         )
         text, times = texts.most_common(1)[0]

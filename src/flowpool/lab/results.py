@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from flowpool.bulk.files import TEMPORARY, write_atomically
 from flowpool.lab.training import Curve
 
-
 CONFIGURATION = "configuration.json"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flowpool.lab.frozen.protocol import run_fold
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.svm import SVC, _libsvm
 from typer.testing import CliRunner
@@ -17,7 +18,6 @@ from flowpool.lab import evaluate as lab
 from flowpool.lab.datasets import load_dataset
 from flowpool.lab.frozen import Frozen, FrozenStore, Grid, compare, evaluate, make_tasks
 from flowpool.lab.frozen.methods import squared_distances
-from flowpool.lab.frozen.protocol import run_fold
 from flowpool.lab.frozen.published import PUBLISHED, SOURCES, published
 from flowpool.lab.frozen.selection import Setting, _parts, _validation_accuracy, learn
 from flowpool.lab.leakproof import subset

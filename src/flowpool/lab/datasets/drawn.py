@@ -30,7 +30,9 @@ def draw_folds(dataset: GraphDataset, how: Drawing, repeat: int) -> tuple[Fold, 
         repeat: number of the repetition, 0, 1, 2, ...
     """
     if how not in get_args(Drawing):
-        raise ValueError(f"--split {how}: pass {', '.join(get_args(Drawing))}, or columns that hold train, validation and test.")
+        raise ValueError(
+            f"--split {how}: pass {', '.join(get_args(Drawing))}, or columns that hold train, validation and test."
+        )
     if len(dataset) < NUM_FOLDS:
         raise ValueError(f"{dataset.name} has {len(dataset)} graphs; {NUM_FOLDS} are needed to draw folds.")
     if how == "folds":
@@ -123,7 +125,9 @@ def columns_as_folds(
             count = max(1, round(VALIDATION_SHARE * len(train)))
             validation, train = np.sort(drawn[:count]), np.sort(drawn[count:])
         if len(train) == 0 or len(test) == 0:
-            raise ValueError(f"{file}: column {name!r} names {len(train)} rows for training and {len(test)} for the test.")
+            raise ValueError(
+                f"{file}: column {name!r} names {len(train)} rows for training and {len(test)} for the test."
+            )
         folds.append(Fold(train, validation, test))
     return tuple(folds) or None
 

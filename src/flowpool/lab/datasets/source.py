@@ -50,18 +50,25 @@ class Source:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the table that hold splits."""
-        return () if self.table.split is None or self.table.split in get_args(Drawing) else tuple(self.table.split.split(","))
+        return (
+            ()
+            if self.table.split is None or self.table.split in get_args(Drawing)
+            else tuple(self.table.split.split(","))
+        )
 
     def checked(self) -> Source:
         """The same, after a look at which options belong together."""
         suffix = self.path.suffix
         given = [name for name in ("smiles", "nodes", "masses", "target") if getattr(self.table, name) is not None]
-        wanted = {".csv": ["smiles", "target"], ".tsv": ["smiles", "target"], ".parquet": ["nodes", "target"]}.get(suffix, [])
+        wanted = {".csv": ["smiles", "target"], ".tsv": ["smiles", "target"], ".parquet": ["nodes", "target"]}.get(
+            suffix, []
+        )
         if missing := [name for name in wanted if name not in given]:
             raise ValueError(f"{self.dataset}: say which column it is with --{missing[0]} COLUMN.")
         allowed = [*wanted, "masses"] if suffix == ".parquet" else wanted
         if strange := [name for name in given if name not in allowed]:
-            whose = "a CSV file" if strange[0] == "smiles" else "a Parquet file" if strange[0] != "target" else "a file of one's own"
+            owners = {"smiles": "a CSV file", "target": "a file of one's own"}
+            whose = owners.get(strange[0], "a Parquet file")
             raise ValueError(f"--{strange[0]} is an option for {whose}; {self.dataset} is none.")
         if self.columns and not wanted:
             raise ValueError(

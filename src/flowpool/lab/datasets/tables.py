@@ -100,7 +100,9 @@ def read_csv(path: Path, wanted: Sequence[str], left_out: LeftOut) -> Rows:
     return Rows([line for line, _ in rows], {name: [row[k] for _, row in rows] for k, name in enumerate(wanted)})
 
 
-def targets_of(rows: Rows, names: Sequence[str], kind: Kind | None, left_out: LeftOut) -> tuple[list[int], Tensor, tuple[str, ...]]:
+def targets_of(
+    rows: Rows, names: Sequence[str], kind: Kind | None, left_out: LeftOut
+) -> tuple[list[int], Tensor, tuple[str, ...]]:
     """Which rows have all targets, what these are as in `GraphDataset.labels`, and the names of the classes.
 
     A single column of text, or of whole numbers of which few are different, holds classes, unless ``kind`` says otherwise.
@@ -113,7 +115,9 @@ def targets_of(rows: Rows, names: Sequence[str], kind: Kind | None, left_out: Le
         else:
             present.append(place)
     if kind is None:
-        kind = "classes" if len(names) == 1 and _are_classes([rows.columns[names[0]][p] for p in present]) else "numbers"
+        kind = (
+            "classes" if len(names) == 1 and _are_classes([rows.columns[names[0]][p] for p in present]) else "numbers"
+        )
     if kind == "classes":
         if len(names) > 1:
             raise ValueError(f"{len(names)} targets; classes can be told from one column only.")

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from flowpool.lab import names
-from flowpool.lab.pools.base import Cloud, PointPool, Pool, Readout
 from flowpool.lab.options import FlowSettings
+from flowpool.lab.pools.base import Cloud, PointPool, Pool, Readout
 
 __all__ = ["POOLS", "Builder", "Cloud", "FlowSettings", "PointPool", "Pool", "Readout", "pool_class"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from flowpool import references
+from flowpool.lab.options import FlowSettings
 from flowpool.lab.pools.base import Cloud, PointPool, Readout, no_loss
 from flowpool.lab.pools.dense import every_cluster
-from flowpool.lab.options import FlowSettings
 from flowpool.nn.pool import FlowPool as Layer
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from flowpool.lab.options import FlowSettings
 from flowpool.lab.pools.base import Cloud
 from flowpool.lab.pools.flow import FlowPool
-from flowpool.lab.options import FlowSettings
 from flowpool.masses import Attention
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flowpool.lab.options import FlowSettings
 from flowpool.lab.pools.base import Cloud, Pool, Readout
 from flowpool.lab.pools.flow import FlowPool
-from flowpool.lab.options import FlowSettings
 
 
 class FlowDeviationsPool(Pool):

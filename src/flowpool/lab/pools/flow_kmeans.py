@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowpool.lab.pools.flow import FlowPool
 from flowpool.lab.options import FlowSettings
+from flowpool.lab.pools.flow import FlowPool
 
 
 class FlowKMeansPool(FlowPool):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flowpool.costs import Mahalanobis
-from flowpool.lab.pools.flow import FlowPool
 from flowpool.lab.options import FlowSettings
+from flowpool.lab.pools.flow import FlowPool
 
 
 class FlowMahalanobisPool(FlowPool):

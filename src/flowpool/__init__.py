@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from flowpool.core.divergence import sinkhorn_divergence
     from flowpool.core.sinkhorn import wasserstein
     from flowpool.nn.coarsen import Coarsened, FlowCoarsen
-    from flowpool.nn.pool import FlowPool, register_with_pyg
+    from flowpool.nn.pool import FlowPool
     from flowpool.nn.readout import FlowReadout
+    from flowpool.nn.register import register_with_pyg
     from flowpool.paper import algorithm_1
     from flowpool.pooling import flow_pool
     from flowpool.results import Pooled
@@ -40,7 +41,7 @@ _PLACES = {
     "flow_pool": "pooling",
     "masses": "masses",
     "references": "references",
-    "register_with_pyg": "nn.pool",
+    "register_with_pyg": "nn.register",
     "sinkhorn_divergence": "core.divergence",
     "transport_pool": "step.pool",
     "wasserstein": "core.sinkhorn",

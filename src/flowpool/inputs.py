@@ -43,7 +43,11 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_plain(features: Any) -> None:
-    """Raises inside the transforms of torch.func, which cannot see through what computes here."""
+    """Raises inside the transforms of torch.func and of TorchScript, which cannot see through what computes here."""
+    if torch.jit.is_tracing():
+        raise TypeError(
+            "torch.jit.trace would record the values of one batch as constants; use torch.compile or torch.export."
+        )
     if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(features):
         raise TypeError(
             "Pooling does not work inside torch.func (grad, jacrev, vmap, ...). Take torch.autograd for gradients, and put "
@@ -54,8 +58,7 @@ def check_plain(features: Any) -> None:
 def checked_epsilon(epsilon: float | Tensor, num_graphs: int, like: Tensor) -> Tensor:
     """Epsilon of each graph, ``(B,)``, with the dtype and the device of another tensor."""
     if not isinstance(epsilon, Tensor):
-        check_number("epsilon", epsilon)
-        _check_level(float(epsilon))
+        check_epsilon(epsilon)
         return like.new_full((num_graphs,), epsilon)
     if not epsilon.is_floating_point():
         raise TypeError(f"epsilon is {epsilon.dtype}; pass a number or a floating-point tensor.")
@@ -66,13 +69,15 @@ def checked_epsilon(epsilon: float | Tensor, num_graphs: int, like: Tensor) -> T
     if not torch.compiler.is_compiling():  # otherwise the values are not known yet
         wrong = ~(epsilon.detach().isfinite() & (epsilon.detach() > 0))
         if bool(wrong.any()):
-            _check_level(float(epsilon.detach()[wrong].flatten()[0]))
+            check_epsilon(float(epsilon.detach()[wrong].flatten()[0]))
     return epsilon.to(like).expand(num_graphs)
 
 
-def _check_level(epsilon: float) -> None:
+def check_epsilon(epsilon: Any) -> None:
+    """Raises unless epsilon is a finite number > 0."""
+    check_number("epsilon", epsilon)
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon is {epsilon:g}; it must be finite and > 0 (0.1 is a good start).")
+        raise ValueError(f"epsilon is {epsilon}; it must be finite and > 0 (0.1 is a good start).")
 
 
 def checked_point_masses(point_masses: Tensor | None, num_points: int, like: Tensor) -> Tensor:

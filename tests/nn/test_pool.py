@@ -12,7 +12,7 @@ import threading
 import warnings
 import weakref
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +30,8 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from torch_geometric.nn.to_fixed_size_transformer import to_fixed_size
 
 from flowpool import FlowCoarsen, FlowReadout, Status, costs, flow_pool
-from flowpool.nn.pool import FlowPool, register_with_pyg
-from flowpool.options import FlowOptions, LayerOptions
+from flowpool.nn.pool import FlowPool
+from flowpool.nn.register import register_with_pyg
 
 INDEX = torch.tensor([0, 0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2])
 PTR = torch.tensor([0, 5, 6, 12])
@@ -66,22 +66,6 @@ def test_index_and_ptr_and_both_and_dim_0_are_the_same(layer: FlowPool) -> None:
     assert torch.equal(layer(x, INDEX, dim=0), expected)
 
 
-def test_index_and_ptr_that_disagree_are_refused(layer: FlowPool) -> None:
-    with pytest.raises(ValueError, match="disagree"):
-        layer(features(), INDEX, torch.tensor([0, 4, 6, 12]))
-
-
-def test_an_unsorted_index_pools_the_same_graphs_and_returns_gradients_in_its_order(layer: FlowPool) -> None:
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
-    x, cotangent = features().requires_grad_(), features(3, 6, seed=2)
-    (expected,) = torch.autograd.grad(layer(x, INDEX), x, cotangent)
-    shuffled = x.detach()[order].requires_grad_()
-    out = layer(shuffled, INDEX[order])
-    torch.testing.assert_close(out, layer(x, INDEX), rtol=0, atol=1e-10)
-    (found,) = torch.autograd.grad(out, shuffled, cotangent)
-    torch.testing.assert_close(found, expected[order], rtol=0, atol=1e-10)
-
-
 def test_gaps_and_trailing_graphs_are_rows_of_zeros(layer: FlowPool) -> None:
     x = features()
     expected = layer(x, INDEX)
@@ -89,25 +73,6 @@ def test_gaps_and_trailing_graphs_are_rows_of_zeros(layer: FlowPool) -> None:
     assert torch.equal(out[[0, 2, 4]], expected)
     assert torch.equal(out[[1, 3, 5, 6]], torch.zeros(4, 6, dtype=torch.float64))
     assert layer.report.graphs(Status.EMPTY) == [1, 3, 5, 6]
-
-
-def test_no_nodes_at_all(layer: FlowPool) -> None:
-    x = features(0).requires_grad_()
-    index = torch.empty(0, dtype=torch.long)
-    assert layer(x, index).shape == (0, 6)
-    assert torch.equal(layer(x, ptr=torch.tensor([0, 0, 0])), torch.zeros(2, 6, dtype=torch.float64))
-    layer(x, index, dim_size=2).sum().backward()
-    assert x.grad is not None and x.grad.shape == (0, 2)
-
-
-def test_without_index_all_nodes_are_one_graph_and_one_point_is_their_mean() -> None:
-    x = features()
-    torch.testing.assert_close(FlowPool(2, 1)(x), x.mean(0, keepdim=True), rtol=0, atol=1e-9)
-
-
-def test_a_graph_of_one_node_becomes_copies_of_it(layer: FlowPool) -> None:
-    x = features()
-    assert torch.equal(layer(x, INDEX)[1].view(3, 2), x[5].expand(3, 2))
 
 
 @pytest.mark.parametrize("dim", [1, -1])
@@ -144,19 +109,47 @@ def test_torchscript_is_refused(layer: FlowPool) -> None:
         torch.jit.script(nn.Sequential(layer))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, on the way to our sentence
+@pytest.mark.parametrize("make", [FlowPool, FlowReadout])
+def test_tracing_is_refused_before_and_after_a_call(make: Any) -> None:
+    layer = make(2, 3)
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace .* not supported; use torch\.compile or torch\.export"):
+        torch.jit.trace(layer, (features().float(), INDEX))
+    layer(features().float(), INDEX)
+    for traced in (layer, nn.Sequential(layer), lambda x, index: flow_pool(x, index, reference=torch.eye(2)).points):
+        given = (features().float(),) if isinstance(traced, nn.Sequential) else (features().float(), INDEX)
+        with pytest.raises(TypeError, match=r"torch\.jit\.trace .*; use torch\.compile or torch\.export"):
+            torch.jit.trace(traced, given)
+
+
+@pytest.mark.parametrize("make", [FlowPool, FlowReadout])
+def test_what_users_of_the_global_pools_write_is_told_what_to_write_here(make: Any) -> None:
+    layer, x = make(2, 3), features().float()
+    assert layer(x, INDEX, dim_size=4).shape[0] == 4
+    with pytest.raises(TypeError, match="ptr is 4; pass the number of graphs by name: dim_size=4"):
+        layer(x, INDEX, 4)
+    with pytest.raises(TypeError, match="pass it second, or index=batch"):
+        layer(x, batch=INDEX)
+
+
 # Arguments
 
 
-def test_every_option_misspelt_is_a_type_error() -> None:
-    names = [name for name in inspect.signature(FlowPool).parameters if name not in ("in_channels", "num_points")]
-    assert len(names) == 17
-    for name in names:
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name[:-1]}'; did you mean '{name}'?"):
-            FlowPool(2, 3, **{name[:-1]: 1})  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match="unexpected keyword argument 'wd'; it takes in_channels, num_points, reference"
-    ):
-        FlowPool(2, 3, wd=1)  # type: ignore[call-arg]
+def test_layers_and_the_function_have_the_same_options_and_defaults() -> None:
+    function = inspect.signature(flow_pool).parameters
+    for layer in (FlowPool, FlowCoarsen):
+        found = inspect.signature(layer).parameters
+        assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.values())
+        options = {name for name, p in function.items() if p.default is not p.empty} & found.keys() - {"point_masses"}
+        assert options == {
+            "cost", "epsilon", "relative", "debias", "gradient", "tolerance", "max_steps", "step_size", "update_step", "ridge",
+            "engine", "on_failure",
+        }  # fmt: skip
+        for name in options:
+            assert found[name].default == function[name].default, (layer, name)
+        assert found["num_points"].default == 8
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epsilom'"):
+        FlowPool(2, 3, epsilom=0.2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -214,17 +207,6 @@ def test_numbers_of_points_and_features_that_are_none(sizes: Any, error: Any, me
     with pytest.raises(error, match=message):
         FlowPool(*sizes)
     assert FlowPool(np.int64(2), np.int32(3)).out_channels == 6  # type: ignore[arg-type]
-
-
-def test_help_shows_every_option_with_its_default_and_its_meaning() -> None:
-    parameters = inspect.signature(FlowPool).parameters
-    assert parameters["epsilon"].default == 0.1 and parameters["ridge"].default == LayerOptions().ridge
-    for layer in (FlowPool, FlowReadout, FlowCoarsen):
-        text = inspect.getdoc(layer) or ""
-        assert all(f"\n    {name}: " in text for name in FlowOptions.__annotations__), layer
-        assert "**options" not in text
-    # What type checkers are told is what the record of the options says.
-    assert get_type_hints(FlowOptions) == get_type_hints(LayerOptions)
 
 
 def test_wrong_features_are_refused_with_what_was_found_and_expected(layer: FlowPool) -> None:
@@ -861,7 +843,8 @@ def test_to_fixed_size_gives_every_batch_the_same_number_of_graphs(layer: FlowPo
 def test_registered_the_name_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_geometric.graphgym.register import pooling_dict
 
-    monkeypatch.delattr(torch_geometric.nn.aggr, "FlowPool", raising=False)
+    for name in ("FlowPool", "FlowReadout"):
+        monkeypatch.delattr(torch_geometric.nn.aggr, name, raising=False)
     monkeypatch.delitem(pooling_dict, "flowpool", raising=False)
     with pytest.raises(ValueError, match="Could not resolve 'flowpool'"):
         aggregation_resolver("flowpool", 2, 3)
@@ -874,5 +857,6 @@ def test_registered_the_name_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(aggregation_resolver("flowpool", **kwargs)(x, INDEX), expected)
         assert torch.equal(pooling_dict["flowpool"](x, INDEX), expected)
         assert isinstance(Neighbours(aggr="flow_pool", aggr_kwargs=kwargs).aggr_module, FlowPool)
+        assert isinstance(aggregation_resolver("flowreadout", **kwargs), FlowReadout)
     finally:
-        del torch_geometric.nn.aggr.FlowPool, pooling_dict["flowpool"]
+        del torch_geometric.nn.aggr.FlowPool, torch_geometric.nn.aggr.FlowReadout, pooling_dict["flowpool"]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import Aggregation
 
 from flowpool import references
-from flowpool.inputs import check_plain, checked_count
+from flowpool.inputs import check_choice, check_plain, checked_count
 from flowpool.nn.report import Memory, Report
-from flowpool.options import OnFailure, Size, check_size
+from flowpool.options import ON_FAILURE, SIZES, OnFailure, Size
 
 
 class PointAggregation(Aggregation):
@@ -22,7 +22,8 @@ class PointAggregation(Aggregation):
         super().__init__()
         self.in_channels = checked_count("in_channels", in_channels)
         self.num_points = checked_count("num_points", num_points)
-        check_size(size)
+        check_choice("size", size, (None, *SIZES))
+        check_choice("on_failure", on_failure, ON_FAILURE)
         self.size, self.on_failure = size, on_failure
         self._memory = Memory()
 
@@ -31,10 +32,18 @@ class PointAggregation(Aggregation):
         """How well the last call in this thread went; a RuntimeError before the first one."""
         return self._memory.report
 
-    def __call__(self, x: Tensor, index: Tensor | None = None, *rest: Any, **options: Any) -> Tensor:
+    def __call__(
+        self, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, *rest: Any, **more: Any
+    ) -> Tensor:
         # Not by way of Aggregation, which computes with the index before anyone has looked at it.
+        if isinstance(ptr, int):
+            raise TypeError(f"ptr is {ptr}; pass the number of graphs by name: dim_size={ptr}.")
+        if "batch" in more:
+            raise TypeError(
+                "Aggregations of PyTorch Geometric call the graph of each node index: pass it second, or index=batch."
+            )
         try:
-            return cast(Tensor, nn.Module.__call__(self, x, index, *rest, **options))
+            return cast(Tensor, nn.Module.__call__(self, x, index, ptr, *rest, **more))
         except ValueError as error:
             # The functions behind call the graph ids "batch", PyG's aggregations "index".
             error.args = tuple(re.sub(r"\bbatch\b", "index", str(part)) for part in error.args)

@@ -12,21 +12,22 @@ over the nodes of a point, would give densities that forget how many edges there
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from flowpool import costs
 from flowpool.core.measures import Clouds
-from flowpool.costs import Geometry
+from flowpool.core.updates import UpdateStep
+from flowpool.costs import CostFunction, Geometry
 from flowpool.engines.choice import say_where
 from flowpool.engines.devices import HOST, carried
 from flowpool.inputs import check_choice, check_like, checked_epsilon, checked_point_masses
 from flowpool.nn.edges import check_edges, check_nodes, check_within
 from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
-from flowpool.options import FlowOptions, takes_options
+from flowpool.options import Engine, Gradient, OnFailure
 from flowpool.step.balance import balanced
 from flowpool.step.pool import Step, centre, precise_clouds, scores_of, without_broken
 from flowpool.step.ragged import products_of_rows, sums_of_products, use_kernels
@@ -74,7 +75,6 @@ class Coarsened:
         return products_of_rows(self.assignment[order], values, ptr, compiled=False)[order.argsort()]
 
 
-@takes_options
 class FlowCoarsen(nn.Module):
     r"""Graphs of M points each: X*, the adjacency :math:`S^\top A S`, and the way back to the nodes.
 
@@ -88,23 +88,39 @@ class FlowCoarsen(nn.Module):
         reference, seed: as in :class:`flowpool.FlowPool`, which is the submodule ``pool``.
         edge_attr: how the features of edges are handed over: ``"mean"``, weighted by how much of each edge runs between
             two points, or that weighted ``"sum"``.
-        **options: those of :class:`flowpool.options.FlowOptions`.
+        epsilon, relative, cost, debias, gradient, tolerance, max_steps, step_size, update_step, ridge, engine, on_failure:
+            as in :class:`flowpool.FlowPool`.
     """
 
     def __init__(
         self,
         in_channels: int,
-        num_points: int,
+        num_points: int = 8,
         *,
         reference: Literal["normal"] | Tensor = "normal",
         seed: int = 0,
         edge_attr: Literal["mean", "sum"] = "mean",
-        **options: Unpack[FlowOptions],
+        epsilon: float = 0.1,
+        relative: bool = True,
+        cost: str | CostFunction = "sqeuclidean",
+        debias: bool = True,
+        gradient: Gradient = "implicit",
+        tolerance: float = 1e-5,
+        max_steps: int = 1000,
+        step_size: float | None = None,
+        update_step: str | UpdateStep | None = None,
+        ridge: float | None = None,
+        engine: Engine = "auto",
+        on_failure: OnFailure = "warn",
     ) -> None:
         super().__init__()
         check_choice("edge_attr", edge_attr, ("mean", "sum"))
         self.edge_attr = edge_attr
-        self.pool = FlowPool(in_channels, num_points, reference=reference, seed=seed, **options)
+        self.pool = FlowPool(
+            in_channels, num_points, reference=reference, seed=seed, epsilon=epsilon, relative=relative, cost=cost,
+            debias=debias, gradient=gradient, tolerance=tolerance, max_steps=max_steps, step_size=step_size,
+            update_step=update_step, ridge=ridge, engine=engine, on_failure=on_failure,
+        )  # fmt: skip
 
     @property
     def report(self) -> Report:

@@ -7,30 +7,26 @@ passing layer, as a member of a ``MultiAggregation``. TorchScript is not support
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
-from contextlib import suppress
-from functools import cache
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import torch
-import torch_geometric.nn.aggr
 from torch import Tensor, nn
 from torch_geometric.experimental import disable_dynamic_shapes
 from torch_geometric.nn.inits import reset
 
 from flowpool import costs, references
+from flowpool.core.updates import UpdateStep
 from flowpool.costs import Geometry
 from flowpool.engines import choice
-from flowpool.inputs import check_flag, check_like, checked_point_masses
+from flowpool.inputs import check_epsilon, check_flag, check_like, checked_point_masses
 from flowpool.nn.base import PointAggregation, check_most, graph_of_nodes, initial_reference
 from flowpool.nn.report import Report
-from flowpool.options import FlowOptions, LayerOptions, Size, takes_options
+from flowpool.options import Engine, Gradient, OnFailure, Options, Size
 from flowpool.pooling import flow_pool
 from flowpool.results import Pooled
 
 
-@takes_options
 class FlowPool(PointAggregation):
     r"""The M points of each graph with the least Sinkhorn divergence to its node features, concatenated to one row.
 
@@ -44,8 +40,13 @@ class FlowPool(PointAggregation):
         point_masses: a, how much of a graph each point represents, ``(M,)``, positive; None: equal. A buffer.
         size: a measure forgets the size of its graph. ``"append"`` adds it as a last column, ``"scale"`` multiplies
             X* by it; the size is the number of nodes, or the total of their masses when these are given.
+        epsilon: entropic regularisation, a number > 0.
         learn_epsilon: trains epsilon, by its logarithm, from the value given.
-        **options: those of :class:`flowpool.options.FlowOptions`.
+        cost: ground cost, as in :func:`flowpool.flow_pool`. A module becomes a submodule, and its parameters are trained.
+        relative, debias, gradient, tolerance, max_steps, step_size, update_step, ridge, engine: as in
+            :func:`flowpool.flow_pool`.
+        on_failure: for graphs that were not pooled to the tolerance: ``"ignore"``, ``"warn"`` (once for each kind of status,
+            in the life of the layer), or ``"raise"`` an ArithmeticError. The report of the layer has them all.
     """
 
     _version = 1  # of the state_dict
@@ -58,22 +59,35 @@ class FlowPool(PointAggregation):
     def __init__(
         self,
         in_channels: int,
-        num_points: int,
+        num_points: int = 8,
         *,
         reference: Literal["normal"] | Tensor = "normal",
         seed: int = 0,
         point_masses: Tensor | None = None,
         size: Size | None = None,
+        epsilon: float = 0.1,
         learn_epsilon: bool = False,
-        **options: Unpack[FlowOptions],
+        relative: bool = True,
+        cost: str | costs.CostFunction = "sqeuclidean",
+        debias: bool = True,
+        gradient: Gradient = "implicit",
+        tolerance: float = 1e-5,
+        max_steps: int = 1000,
+        step_size: float | None = None,
+        update_step: str | UpdateStep | None = None,
+        ridge: float | None = None,
+        engine: Engine = "auto",
+        on_failure: OnFailure = "warn",
     ) -> None:
-        settings = LayerOptions(**options)
-        super().__init__(in_channels, num_points, size, settings.on_failure)
+        super().__init__(in_channels, num_points, size, on_failure)
+        check_epsilon(epsilon)
         check_flag("learn_epsilon", learn_epsilon)
-        self.seed, self.relative, self.options = seed, settings.relative, settings.solver
-        self.cost = costs.resolve(settings.cost)
+        check_flag("relative", relative)
+        self.options = Options(debias, gradient, tolerance, max_steps, step_size, update_step, ridge, engine)
+        self.seed, self.relative = seed, relative
+        self.cost = costs.resolve(cost)
         costs.check_width(self.cost, self.in_channels)
-        self._epsilon = float(settings.epsilon)
+        self._epsilon = float(epsilon)
         learned = nn.Parameter(torch.tensor(math.log(self._epsilon))) if learn_epsilon else None
         self.register_parameter("log_epsilon", learned)
         self._initial = initial_reference(reference, self.in_channels, self.num_points, seed)
@@ -217,27 +231,3 @@ class FlowPool(PointAggregation):
                 f"{prefix}reference is of version {found}, this flowpool knows {self._version}: upgrade it."
             )
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-
-
-def register_with_pyg(num_points: int = 4) -> None:
-    """Lets PyG find the layer by name: ``aggr="flowpool"`` with ``aggr_kwargs``, and in GraphGym.
-
-    Args:
-        num_points: M of GraphGym's ``graph_pooling: flowpool``. Its output has M times the width of the nodes, so that
-            it needs a head of that width.
-    """
-    torch_geometric.nn.aggr.FlowPool = FlowPool
-
-    @cache
-    def layer(in_channels: int) -> FlowPool:
-        return FlowPool(in_channels, num_points)
-
-    def pool(x: Tensor, batch: Tensor, size: int | None = None) -> Tensor:
-        result: Tensor = layer(x.shape[-1]).to(x.device)(x, batch, dim_size=size)
-        return result
-
-    with suppress(ImportError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # GraphGym complains at import about its own missing extras
-        from torch_geometric.graphgym.register import pooling_dict
-
-        pooling_dict["flowpool"] = pool

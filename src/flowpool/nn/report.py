@@ -84,7 +84,10 @@ class Memory(threading.local):
     def report(self) -> Report:
         """How well the last call in this thread went."""
         if self._last is None:
-            raise RuntimeError("There is no report yet: the layer has not been called in this thread.")
+            raise RuntimeError(
+                "There is no report yet: the layer has not been called in this thread. (torch.jit.trace asks for it and is "
+                "not supported; use torch.compile or torch.export.)"
+            )
         report, device = self._last
         return report.on(device)
 

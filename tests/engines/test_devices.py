@@ -16,7 +16,7 @@ from flowpool.engines.devices import HOST, carried
 
 ONCE = {"down": 1, "up": 1, "asked": 0}  # copies to the host and from it, questions for a value
 GRADIENTS = {
-    "flow_pool": 4, "transport_pool": 4, "FlowPool": 2, "FlowReadout": 6, "FlowReadout flow": 6,
+    "flow_pool": 4, "transport_pool": 4, "FlowPool": 2, "FlowReadout": 6,
     "FlowReadout in evaluation": 6, "FlowCoarsen": 2,
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """The recommended readout: each part against its definition, and the places where a block like this breaks."""
 
 import copy
+import inspect
 import io
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,8 +18,6 @@ NODES = 3 + 2 * torch.randn(15, 2, generator=GENERATOR, dtype=torch.float64)
 BATCH = torch.tensor([0] * 6 + [1] * 5 + [2] * 4)
 MASSES = torch.rand(15, generator=GENERATOR, dtype=torch.float64) + 0.3
 COARSEN = FlowCoarsen(3, 2)
-EVERY_WAY = ["step", "flow"]
-EVERY_KIND = [(size, by) for size in (None, "append") for by in EVERY_WAY]
 
 
 def normalised(values):
@@ -27,19 +25,16 @@ def normalised(values):
     return (values - values.mean(0)) / (values.var(0, unbiased=False) + 1e-5).sqrt()
 
 
-def make(size="append", by="flow", **options):
-    return FlowReadout(2, 3, size=size, by=by, **options).double()
+def make(size="append", **options):
+    return FlowReadout(2, 3, size=size, **options).double()
 
 
-def expected_columns(readout, nodes, size, by, masses=None):
+def expected_columns(readout, nodes, size, masses=None):
     """The vector before the last normalisation, from the functional forms."""
     weights = torch.ones(15, dtype=torch.float64) if masses is None else masses
-    if by == "flow":
-        columns = [flow_pool(nodes, BATCH, reference=readout.pool.reference, masses=masses).points]
-    else:
-        given = {"reference": readout.reference, "epsilon": 0.2, "masses": masses, "relative": False}
-        received = transport_pool(nodes, BATCH, **given)
-        columns = [received.points - readout.reference, received.variances.sqrt()]
+    given = {"reference": readout.reference, "epsilon": 0.2, "masses": masses, "relative": False}
+    received = transport_pool(nodes, BATCH, **given)
+    columns = [received.points - readout.reference, received.variances.sqrt()]
     if size == "append":
         members = [graph == BATCH for graph in range(3)]
         columns.append(torch.stack([weights[own] @ nodes[own] for own in members]))
@@ -47,19 +42,18 @@ def expected_columns(readout, nodes, size, by, masses=None):
     return torch.cat([column.flatten(1) for column in columns], 1)
 
 
-@pytest.mark.parametrize(("size", "by"), EVERY_KIND)
-def test_every_kind_is_what_its_parts_give(size, by):
-    readout = make(size, by)
+@pytest.mark.parametrize("size", [None, "append"])
+def test_every_kind_is_what_its_parts_give(size):
+    readout = make(size)
     for masses in (None, MASSES):
-        expected = expected_columns(readout, normalised(NODES), size, by, masses)
+        expected = expected_columns(readout, normalised(NODES), size, masses)
         found = readout(NODES, BATCH, masses=masses)
         assert found.shape == (3, readout.out_channels)
         assert torch.allclose(found, normalised(expected), atol=1e-6)
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_the_order_of_nodes_and_the_way_to_name_graphs_do_not_matter(by):
-    readout = make(by=by).eval()
+def test_the_order_of_nodes_and_the_way_to_name_graphs_do_not_matter():
+    readout = make().eval()
     expected = readout(NODES, BATCH)
     order = torch.randperm(15, generator=GENERATOR)
     assert torch.allclose(readout(NODES[order], BATCH[order]), expected, atol=1e-7)
@@ -72,29 +66,20 @@ def test_the_order_of_nodes_and_the_way_to_name_graphs_do_not_matter(by):
     assert more.isfinite().all()
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_one_graph_and_one_node_and_none_in_training(by):
-    readout = make(by=by)
+def test_one_graph_and_one_node_and_none_in_training():
+    readout = make()
     before = copy.deepcopy(readout.output_norm.state_dict())
     out = readout(NODES[:6])
     assert out.shape == (1, readout.out_channels) and out.isfinite().all()
     after = readout.output_norm.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)  # one row has no statistics to learn from
-    single = readout(NODES[:1], BATCH[:1])
-    readout.node_norm.eval()
-    point = readout.node_norm(NODES[:1])[0]
-    rows = single[0, :6].view(3, 2) * (1 + 1e-5) ** 0.5
-    if by == "flow":
-        assert torch.allclose(rows, point.expand(3, 2), atol=1e-9)
     assert readout(NODES[:0], BATCH[:0], dim_size=2).isfinite().all()
     assert readout(NODES[:0], BATCH[:0], dim_size=0).shape == (0, readout.out_channels)
 
 
-@pytest.mark.parametrize(("size", "by"), EVERY_KIND)
-def test_gradients_agree_with_finite_differences(size, by):
-    readout = make(size, by).eval()  # in training, tiny graphs make BatchNorm hide what is tested
-    if by == "flow":
-        readout.pool.options = replace(readout.pool.options, tolerance=1e-11)
+@pytest.mark.parametrize("size", [None, "append"])
+def test_gradients_agree_with_finite_differences(size):
+    readout = make(size).eval()  # in training, tiny graphs make BatchNorm hide what is tested
     nodes = NODES.clone().requires_grad_()
     weights = torch.randn(3, readout.out_channels, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     leaves = [nodes, *readout.parameters()]
@@ -124,9 +109,8 @@ def test_graphs_of_equal_nodes_have_finite_gradients():
     assert out.isfinite().all() and nodes.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_state_dict_brings_everything_along(by):
-    readout = make(by=by, seed=1)
+def test_state_dict_brings_everything_along():
+    readout = make(seed=1)
     for _ in range(3):
         readout(NODES, BATCH)
     with torch.no_grad():
@@ -135,28 +119,26 @@ def test_state_dict_brings_everything_along(by):
     file = io.BytesIO()
     torch.save(readout.state_dict(), file)
     file.seek(0)
-    other = make(by=by, seed=2)
+    other = make(seed=2)
     assert not torch.allclose(other.eval()(NODES, BATCH), readout.eval()(NODES, BATCH))
     other.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(other(NODES, BATCH), readout(NODES, BATCH))
     readout.train().reset_parameters()
-    fresh = make(by=by, seed=1)
+    fresh = make(seed=1)
     assert all(
         torch.equal(a, b) for a, b in zip(readout.state_dict().values(), fresh.state_dict().values(), strict=True)
     )
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_single_precision_is_close_to_double(by):
-    readout = FlowReadout(2, 3, by=by)
+def test_single_precision_is_close_to_double():
+    readout = FlowReadout(2, 3)
     out = readout(NODES.float(), BATCH)
     assert out.dtype == torch.float32
-    assert torch.allclose(out.double(), make(by=by)(NODES, BATCH), atol=1e-3)
+    assert torch.allclose(out.double(), make()(NODES, BATCH), atol=1e-3)
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_the_whole_readout_is_one_graph_for_torch_compile(by):
-    readout = make(by=by)
+def test_the_whole_readout_is_one_graph_for_torch_compile():
+    readout = make()
     other = copy.deepcopy(readout)
     traced = torch.compile(lambda x, index: readout(x, index, dim_size=3), fullgraph=True, backend="eager")
     assert torch.allclose(traced(NODES, BATCH), other(NODES, BATCH, dim_size=3), atol=1e-10)
@@ -166,26 +148,28 @@ def test_the_whole_readout_is_one_graph_for_torch_compile(by):
     assert torch.equal(traced(NODES, BATCH), readout(NODES, BATCH, dim_size=3))
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_the_reference_may_be_given(by):
+def test_the_reference_may_be_given():
     reference = references.kmeans(NODES, 3)
-    readout = make(reference=reference, by=by)
+    readout = make(reference=reference)
     learned = [name for name, _ in readout.named_parameters() if "norm" not in name]
-    assert torch.equal(readout.pool.reference if by == "flow" else readout.reference, reference)
-    assert learned == ([] if by == "flow" else ["reference"])
+    assert torch.equal(readout.reference, reference) and learned == ["reference"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "steps"}, "Unknown by 'steps'; pass 'step' or 'flow'"),
+        ({"norm": "layer"}, "Unknown norm 'layer'; pass 'batch' or None"),
+        ({"engine": "cuda"}, "Unknown engine 'cuda'; pass 'auto', 'compiled' or 'torch'"),
+        ({"on_failure": "hide"}, "Unknown on_failure 'hide'; pass 'ignore', 'warn' or 'raise'"),
         ({"size": "scale"}, "Unknown size 'scale'; pass 'append' or None"),
         ({"reference": "kmeans"}, "Unknown reference 'kmeans'"),
         ({"reference": torch.eye(2)}, "reference has 2 points, but num_points is 3"),
         ({"epsilon": 0.0}, "epsilon is 0"),
-        ({"debias": False}, "debias is an option of the flow; by='step' takes epsilon, cost, engine, on_failure"),
-        ({"cost": "cosine"}, r"by='step' knows the squared Euclidean .* cost, not Cosine\(\); pass by='flow'"),
-        ({"cost": costs.Mahalanobis(2, rank=1)}, "by='step' knows the squared Euclidean and the diagonal Mahalanobis"),
+        (
+            {"cost": "cosine"},
+            r"One step knows the squared Euclidean .* cost, not Cosine\(\); use flow_pool or FlowPool",
+        ),
+        ({"cost": costs.Mahalanobis(2, rank=1)}, "One step knows the squared Euclidean and the diagonal Mahalanobis"),
     ],
 )
 def test_mistakes_are_named(options, message):
@@ -208,10 +192,9 @@ def test_mistakes_are_named(options, message):
         ((NODES, BATCH), {"masses": -MASSES}, ValueError, "15 masses are negative"),
     ],
 )
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_wrong_input_is_named_in_the_words_of_the_layer(by, arguments, options, error, message):
+def test_wrong_input_is_named_in_the_words_of_the_layer(arguments, options, error, message):
     with pytest.raises(error, match=message):
-        make(by=by)(*arguments, **options)
+        make()(*arguments, **options)
 
 
 # As an aggregation
@@ -223,7 +206,7 @@ class Neighbours(MessagePassing):
 
 
 def test_it_is_an_aggregation_of_pyg():
-    readout = make(by="step").eval()
+    readout = make().eval()
     assert isinstance(readout, Aggregation)
     expected = readout(NODES, BATCH)
     assert torch.equal(readout(NODES, BATCH, None, 3, -2, 6), expected)
@@ -234,12 +217,11 @@ def test_it_is_an_aggregation_of_pyg():
     assert torch.equal(Neighbours(aggr=readout)(NODES[:6], edge_index)[0], readout(NODES[1:5])[0])
     with pytest.raises(TypeError, match="FlowReadout does not support TorchScript"):
         torch.jit.script(torch.nn.Sequential(readout))
-    assert repr(readout) == "FlowReadout(2, num_points=3, by='step', size='append')"
+    assert repr(readout) == "FlowReadout(2, num_points=3, size='append')"
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_the_report_says_how_each_graph_went(by):
-    readout = make(by=by, on_failure="ignore")
+def test_the_report_says_how_each_graph_went():
+    readout = make(on_failure="ignore")
     with pytest.raises(RuntimeError, match="There is no report yet"):
         _ = readout.report
     nodes = NODES.clone()
@@ -251,16 +233,28 @@ def test_the_report_says_how_each_graph_went(by):
     assert float(readout.report.residual[[0, 2, 3]].max()) < 1e-5
     assert str(readout.report).startswith("4 graphs: 2 OK, 1 EMPTY, 1 NONFINITE_INPUT; at most ")
     with pytest.raises(ArithmeticError, match=r"1 of 3 graphs are NONFINITE_INPUT \(graph 1\)"):
-        make(by=by, on_failure="raise")(nodes, BATCH)
+        make(on_failure="raise")(nodes, BATCH)
     with pytest.warns(RuntimeWarning, match=r"1 of 3 graphs are NONFINITE_INPUT \(graph 1\)"):
-        make(by=by)(nodes, BATCH)
+        make()(nodes, BATCH)
 
 
-def test_options_reach_the_flow():
-    options = {"epsilon": 0.3, "tolerance": 1e-9, "engine": "torch", "cost": costs.Euclidean(1.5), "debias": False}
-    readout = make(by="flow", **options).eval()
-    points = flow_pool(NODES / (1 + 1e-5) ** 0.5, BATCH, reference=readout.pool.reference, **options).points
-    assert torch.allclose(readout(NODES, BATCH)[:, :6], points.flatten(1) / (1 + 1e-5) ** 0.5, atol=1e-8)
+def test_its_signature_is_what_it_takes():
+    assert list(inspect.signature(FlowReadout).parameters) == [
+        "in_channels", "num_points", "size", "norm", "reference", "seed", "epsilon", "cost", "engine", "on_failure"
+    ]  # fmt: skip
+    assert FlowReadout(4).num_points == 8
+    with pytest.raises(TypeError, match="unexpected keyword argument 'debias'"):
+        FlowReadout(2, 3, debias=False)
+
+
+def test_without_norms_no_graph_affects_another():
+    readout = make(norm=None)
+    assert [name for name, _ in readout.named_parameters()] == ["reference"] and not list(readout.buffers())
+    found = readout(NODES, BATCH)
+    assert torch.allclose(found, expected_columns(readout, NODES, "append"), atol=1e-12)
+    moved = torch.where((BATCH == 1).unsqueeze(-1), 2 * NODES, NODES)
+    after = readout(moved, BATCH)
+    assert torch.equal(after[[0, 2]], found[[0, 2]]) and not torch.allclose(after[1], found[1])
 
 
 def test_a_step_takes_weights_of_the_features():
@@ -268,7 +262,7 @@ def test_a_step_takes_weights_of_the_features():
     cost = costs.Mahalanobis(2).double()
     with torch.no_grad():
         cost.weight.copy_(torch.tensor([0.5, -0.3]))
-    readout = make(by="step", cost=cost, size=None).eval()
+    readout = make(cost=cost, size=None).eval()
     assert {"cost.weight", "reference"} <= {name for name, _ in readout.named_parameters()}
     scale, nodes = cost.weight.detach().exp(), NODES / (1 + 1e-5) ** 0.5
     given = {"reference": readout.reference * scale, "epsilon": 0.2, "relative": False}
@@ -295,10 +289,9 @@ def trained(readout, nodes, batch, dim_size, rows, masses=None):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_a_broken_graph_changes_no_bit_of_the_others(by, value, training):
+def test_a_broken_graph_changes_no_bit_of_the_others(value, training):
     """Neither of their rows, nor of any gradient, nor of the statistics: as if it were not there."""
-    readout = make(by=by, on_failure="ignore")
+    readout = make(on_failure="ignore")
     readout(NODES, BATCH)
     readout.train(training)
     other = copy.deepcopy(readout)
@@ -319,9 +312,8 @@ def test_a_broken_graph_changes_no_bit_of_the_others(by, value, training):
         assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_empty_graphs_and_nodes_without_mass_do_not_count(by):
-    first, second = make(by=by), make(by=by)
+def test_empty_graphs_and_nodes_without_mass_do_not_count():
+    first, second = make(), make()
     nodes, masses = torch.cat([NODES, NODES[:2] + 50]), torch.cat([MASSES, torch.zeros(2).double()])
     batch = torch.cat([BATCH, torch.tensor([0, 2])])
     found = trained(first, nodes, 2 * batch, 6, [0, 2, 4], masses)
@@ -332,9 +324,8 @@ def test_empty_graphs_and_nodes_without_mass_do_not_count(by):
         assert torch.allclose(state, second.state_dict()[name], atol=1e-12), name
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_statistics_are_those_of_batch_norm(by):
-    readout = make(by=by)
+def test_statistics_are_those_of_batch_norm():
+    readout = make()
     for _ in range(3):
         readout(NODES, BATCH)
     norm = torch.nn.BatchNorm1d(2).double()
@@ -351,7 +342,7 @@ def test_statistics_are_those_of_batch_norm(by):
 def test_a_broken_graph_under_torch_compile():
     nodes = NODES.clone()
     nodes[7, 0] = torch.nan
-    readout = make(by="step", on_failure="ignore")
+    readout = make(on_failure="ignore")
     other = copy.deepcopy(readout)
     traced = torch.compile(lambda x, index: readout(x, index, dim_size=3), fullgraph=True, backend="eager")
     found, expected = traced(nodes, BATCH), other(nodes, BATCH, dim_size=3)
@@ -371,9 +362,8 @@ def test_gradients_are_bounded_where_a_point_receives_nodes_without_spread(width
     assert readout.reference.grad.isfinite().all() and float(readout.reference.grad.abs().max()) < 1e3
 
 
-@pytest.mark.parametrize("by", EVERY_WAY)
-def test_autocast_takes_masses_of_single_precision(by):
-    readout, linear = FlowReadout(2, 3, by=by).eval(), torch.nn.Linear(2, 2)
+def test_autocast_takes_masses_of_single_precision():
+    readout, linear = FlowReadout(2, 3).eval(), torch.nn.Linear(2, 2)
     with torch.autocast("cpu", torch.bfloat16):
         narrow = linear(NODES.float())
         out = readout(narrow, BATCH, masses=MASSES.float())
@@ -383,7 +373,7 @@ def test_autocast_takes_masses_of_single_precision(by):
 
 
 def test_both_engines_give_the_same():
-    one, other = (make(by="step", engine=engine)(NODES, BATCH) for engine in ("compiled", "torch"))
+    one, other = (make(engine=engine)(NODES, BATCH) for engine in ("compiled", "torch"))
     assert torch.allclose(one, other, atol=1e-10)
 
 

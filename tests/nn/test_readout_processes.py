@@ -22,11 +22,10 @@ SIZES = ([3, 9, 1, 6], [7, 2, 5, 4])  # nodes of the graphs of each process
 
 
 class Model(nn.Module):
-    def __init__(self, by: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        flow = {"by": "flow", "tolerance": 1e-10}
-        self.readout = FlowReadout(2, 3, **(flow if by == "flow" else {})).double()
+        self.readout = FlowReadout(2, 3).double()
         self.head = nn.Linear(self.readout.out_channels, 1).double()
 
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
@@ -55,9 +54,9 @@ def train(model: nn.Module, ranks: list[int]) -> dict[str, Tensor]:
     return gradients | layer.state_dict()
 
 
-def run_rank(by: str, way: str, rank: int, folder: Path) -> None:
+def run_rank(way: str, rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS)
-    model: nn.Module = Model(by)
+    model: nn.Module = Model()
     if way == "shared":
         model.readout.share_statistics()
         found = train(DistributedDataParallel(model), [rank])
@@ -72,16 +71,16 @@ def run_rank(by: str, way: str, rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("by", "way"), [("step", "converted"), ("step", "shared"), ("flow", "shared")])
-def test_readouts_of_two_processes_are_one_on_the_joined_batch(by: str, way: str, tmp_path: Path) -> None:
-    command = [sys.executable, __file__, str(tmp_path), by, way]
+@pytest.mark.parametrize("way", ["converted", "shared"])
+def test_readouts_of_two_processes_are_one_on_the_joined_batch(way: str, tmp_path: Path) -> None:
+    command = [sys.executable, __file__, str(tmp_path), way]
     ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(RANKS)]
     try:
         assert [rank.wait(timeout=250) for rank in ranks] == [0] * RANKS
     finally:
         for rank in ranks:
             rank.kill()
-    joined = train(Model(by), [0, 1])
+    joined = train(Model(), [0, 1])
     for rank in range(RANKS):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert found.keys() == joined.keys()
@@ -90,4 +89,4 @@ def test_readouts_of_two_processes_are_one_on_the_joined_batch(by: str, way: str
 
 
 if __name__ == "__main__":
-    run_rank(sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[1]))
+    run_rank(sys.argv[2], int(sys.argv[3]), Path(sys.argv[1]))

@@ -8,7 +8,7 @@ and a count meet the head on one scale.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,51 +17,50 @@ from torch_geometric.nn.inits import reset
 
 from flowpool import costs
 from flowpool.core.measures import Clouds
-from flowpool.costs import Geometry
+from flowpool.costs import CostFunction, Geometry
 from flowpool.engines import choice
 from flowpool.engines.devices import HOST, carried
-from flowpool.inputs import check_choice, check_like, checked_epsilon, checked_point_masses
+from flowpool.inputs import check_choice, check_like, check_number, checked_epsilon, checked_point_masses
 from flowpool.nn.base import PointAggregation, check_most, initial_reference
 from flowpool.nn.norm import Norm, is_shared, normalised, share_statistics
-from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
-from flowpool.options import FlowOptions, LayerOptions, takes_options
+from flowpool.options import ENGINES, ON_FAILURE, Engine, OnFailure
 from flowpool.results import BackwardReport
 from flowpool.status import Status
-from flowpool.step.pool import Received, Step, precise_clouds, receive, without_broken
+from flowpool.step.pool import Received, Step, checked_cost, precise_clouds, receive, without_broken
 from flowpool.step.ragged import leaves_device, use_kernels
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # which not every build of torch has
 
-By = Literal["step", "flow"]
-_STEP_OPTIONS = ("epsilon", "cost", "engine", "on_failure")  # what one step has a use for
 _UNBALANCED = 1e-6  # error of the shares from which a step is said to have failed
 
 
-@takes_options
 class FlowReadout(PointAggregation):
     r"""A readout for classifiers: what M learned points receive of each graph, with the sum and the number of its nodes.
 
-    It has a BatchNorm before and after the pool, so that a linear head can follow. The output is ``(B, out_channels)``.
+    Each graph takes one step towards a learned reference, in which every point receives 1/M of the graph
+    (:func:`flowpool.transport_pool`). The output says how far each point moved, and the standard deviation of each feature
+    within what it received. A BatchNorm stands before and after, so that a linear head can follow. The output is
+    ``(B, out_channels)``.
 
     Args:
         in_channels: number of features, D.
         num_points: number of points, M.
-        by: how M points represent the nodes. ``"step"``: one step towards each graph from a learned reference, in which
-            every point receives 1/M of the graph (:func:`flowpool.transport_pool`). The output says how far each point
-            moved, and the standard deviation of each feature within what it received. This tells shapes apart best and
-            is the fastest. ``"flow"``: the points of the whole flow (:class:`flowpool.FlowPool`), closest to the nodes.
         size: ``"append"`` adds what a measure forgets, the sum of the nodes and their number, each node counted with its
             mass when masses are given; ``None`` leaves it out, so that a graph with every node doubled has the same row.
+        norm: ``"batch"``: a BatchNorm of the nodes before, and of the rows after. In training a graph then affects the
+            others by way of the statistics of the batch. ``None``: no norm at all, and no graph affects another; the
+            features should then be of order one.
         reference: where learning starts, in units of the standard deviation of one feature: drawn points lie well
-            inside the nodes, where none of them is lost. With ``"flow"`` as in :class:`flowpool.FlowPool`.
+            inside the nodes, where none of them is lost.
         seed: of the drawn reference.
-        **options: those of :class:`flowpool.options.FlowOptions`.
-
-    All options are for ``"flow"``. One step takes four of them: ``on_failure``; ``engine``; ``cost``, which must be squared
-    Euclidean or a diagonal Mahalanobis cost; and ``epsilon``, in units of the sum of the variances not of each graph but
-    of all nodes (D, after BatchNorm), since its reference is the same for all graphs.
+        epsilon: entropic regularisation, in units of the sum of the variances not of each graph but of all nodes (D, after
+            BatchNorm), since the reference is the same for all graphs.
+        cost: ``"sqeuclidean"``, or a diagonal :class:`flowpool.costs.Mahalanobis`, whose weights are trained.
+        engine: as in :func:`flowpool.transport_pool`.
+        on_failure: for graphs that were not pooled: ``"ignore"``, ``"warn"`` (once for each kind of status, in the life of
+            the layer), or ``"raise"`` an ArithmeticError. The report of the layer has them all.
 
     Nodes without mass, empty graphs, and graphs with NaN or infinite features do not count in the statistics of
     BatchNorm. A batch that is too small for statistics of its own (one graph, or one node) is normalised as in
@@ -69,63 +68,57 @@ class FlowReadout(PointAggregation):
     CPU, where DistributedDataParallel refuses converted modules, :meth:`share_statistics` does.
     """
 
-    node_norm: nn.BatchNorm1d | nn.SyncBatchNorm
-    output_norm: nn.BatchNorm1d | nn.SyncBatchNorm
+    node_norm: nn.BatchNorm1d | nn.SyncBatchNorm | None
+    output_norm: nn.BatchNorm1d | nn.SyncBatchNorm | None
 
     def __init__(
         self,
         in_channels: int,
-        num_points: int,
+        num_points: int = 8,
         *,
-        by: By = "step",
         size: Literal["append"] | None = "append",
+        norm: Literal["batch"] | None = "batch",
         reference: Literal["normal"] | Tensor = "normal",
         seed: int = 0,
-        **options: Unpack[FlowOptions],
+        epsilon: float = 0.1,
+        cost: str | CostFunction = "sqeuclidean",
+        engine: Engine = "auto",
+        on_failure: OnFailure = "warn",
     ) -> None:
-        settings = LayerOptions(**options)
-        super().__init__(in_channels, num_points, size, settings.on_failure)
-        check_choice("by", by, get_args(By))
+        super().__init__(in_channels, num_points, size, on_failure)
         check_choice("size", size, ("append", None))
-        self.by = by
-        self.node_norm = nn.BatchNorm1d(self.in_channels)
-        if by == "flow":
-            self.pool = FlowPool(self.in_channels, self.num_points, reference=reference, seed=seed, **options)
-        else:
-            useless = [name for name in options if name not in _STEP_OPTIONS]
-            if useless:
-                raise ValueError(f"{useless[0]} is an option of the flow; by={by!r} takes {', '.join(_STEP_OPTIONS)}.")
-            self.epsilon, self.engine, self.cost = settings.epsilon, settings.engine, costs.resolve(settings.cost)
-            costs.check_width(self.cost, self.in_channels)
-            if not costs.is_weighing(self.cost):
-                raise ValueError(
-                    f"by={by!r} knows the squared Euclidean and the diagonal Mahalanobis cost, not {self.cost}; "
-                    "pass by='flow' for any other."
-                )
-            self._initial = initial_reference(reference, self.in_channels, self.num_points, seed)
-            self.reference = nn.Parameter(self._initial.clone())
-        self.output_norm = nn.BatchNorm1d(self.out_channels)
+        check_choice("norm", norm, ("batch", None))
+        check_choice("engine", engine, ENGINES)
+        check_choice("on_failure", on_failure, ON_FAILURE)
+        self._initial = initial_reference(reference, self.in_channels, self.num_points, seed)
+        check_number("epsilon", epsilon)
+        self.epsilon = float(checked_epsilon(epsilon, 1, self._initial.double()))
+        self.engine, self.cost = engine, checked_cost(cost, self.in_channels)
+        self.reference = nn.Parameter(self._initial.clone())
+        self.node_norm = nn.BatchNorm1d(self.in_channels) if norm else None
+        self.output_norm = nn.BatchNorm1d(self.out_channels) if norm else None
 
     @property
     def out_channels(self) -> int:
         """Columns of the output."""
-        rows = (2 * self.num_points if self.by == "step" else self.num_points) + (self.size is not None)
+        rows = 2 * self.num_points + (self.size is not None)
         return rows * self.in_channels + (self.size is not None)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Everything as it was made, without statistics."""
-        self.node_norm.reset_parameters()
-        self.output_norm.reset_parameters()
-        if self.by == "flow":
-            self.pool.reset_parameters()
-        else:
-            self.reference.copy_(self._initial)
-            reset(self.cost)
+        for norm in self._norms:
+            norm.reset_parameters()
+        self.reference.copy_(self._initial)
+        reset(self.cost)
+
+    @property
+    def _norms(self) -> list[nn.BatchNorm1d | nn.SyncBatchNorm]:
+        return [norm for norm in (self.node_norm, self.output_norm) if norm is not None]
 
     def share_statistics(self, process_group: ProcessGroup | None = None) -> None:
         """From now on the statistics of a batch are those of the batches of all processes together, on any device."""
-        for norm in (self.node_norm, self.output_norm):
+        for norm in self._norms:
             share_statistics(norm, process_group)
 
     @disable_dynamic_shapes(required_args=["dim_size"])
@@ -163,18 +156,13 @@ class FlowReadout(PointAggregation):
         return state.learned(there, rows)
 
     def _state(self) -> _State:
-        if self.by == "flow":
-            reference, cost = self.pool.reference, self.pool.cost
-        else:
-            reference, cost = self.reference, self.cost
-        return _State(Norm.of(self.node_norm), Norm.of(self.output_norm), reference, costs.geometry_of(cost))
+        nodes, output = (None if norm is None else Norm.of(norm) for norm in (self.node_norm, self.output_norm))
+        return _State(nodes, output, self.reference, costs.geometry_of(self.cost))
 
     def _leaves_device(self, x: Tensor) -> bool:
         """Whether all is computed on the CPU, by kernels, for tensors on another device."""
-        if is_shared(self.node_norm) or is_shared(self.output_norm):
+        if any(is_shared(norm) for norm in self._norms):
             return False  # the processes talk to each other about tensors on their devices
-        if self.by == "flow":
-            return self.pool._leaves_device(x)
         return leaves_device(self.engine, x)
 
     def _vectors(
@@ -197,7 +185,7 @@ class FlowReadout(PointAggregation):
         if weights is not None:
             counted = weights > 0 if counted is None else counted & (weights > 0)
         clouds = clouds.moved(_normalised(state.node_norm, clouds.nodes, counted, x.dtype))
-        received, report = self._received(state, clouds, weights, broken, x.dtype)
+        received, report = self._received(state, clouds, broken)
         self._conclude(report, device)
         report = report.on(x.device)
         rows = self._columns(received, clouds, weights)  # (B, out_channels)
@@ -208,28 +196,14 @@ class FlowReadout(PointAggregation):
         rows = _normalised(state.output_norm, rows.masked_fill(bad[:, None], 0.0), counted & ~bad, x.dtype)
         return rows.masked_fill(bad[:, None], torch.nan).to(x.dtype)
 
-    def _received(
-        self, state: _State, clouds: Clouds, masses: Tensor | None, broken: Tensor | None, dtype: torch.dtype
-    ) -> tuple[list[Tensor], Report]:
+    def _received(self, state: _State, clouds: Clouds, broken: Tensor | None) -> tuple[list[Tensor], Report]:
         """What is told of the points, each ``(B, M, D)``, and how that went.
 
         Args:
             clouds: normalised nodes, zeros in broken graphs.
-            masses: of the nodes as they were given, in the order of the clouds.
             broken: which graphs are, ``(B,)`` bool; None: none.
-            dtype: of the caller's features.
         """
-        if self.by == "flow":
-            # As precise as they were given, or the solver would take their rounding for differences of twins.
-            dtype = torch.promote_types(dtype, torch.float32)
-            nodes = clouds.nodes if broken is None else clouds.nodes.masked_fill(broken[clouds.batch, None], torch.nan)
-            masses = None if masses is None else masses.to(dtype)
-            pooled = self.pool._pooled(
-                state.reference, state.geometry, nodes.to(dtype), None, clouds.ptr, clouds.num_graphs, masses
-            )
-            points = pooled.points.to(clouds.nodes.dtype)
-            return [points], Report.of(pooled)
-        level = self.epsilon * self.in_channels  # normalised nodes have variance one in each feature
+        level = self.epsilon * self.in_channels  # nodes of variance one in each feature
         step = Step(
             state.reference.to(clouds.nodes.dtype),
             checked_point_masses(None, self.num_points, clouds.nodes),
@@ -251,33 +225,34 @@ class FlowReadout(PointAggregation):
         return torch.cat(columns, 1)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, by={self.by!r}, "
-            f"size={self.size!r})"
-        )
+        return f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, size={self.size!r})"
 
 
 class _State(NamedTuple):
     """The tensors of a layer, or copies of them on the CPU."""
 
-    node_norm: Norm
-    output_norm: Norm
+    node_norm: Norm | None
+    output_norm: Norm | None
     reference: Tensor
     geometry: Geometry
 
     def to_host(self, *given: Any) -> tuple[list[Any], _State]:
         """Values of a caller, and these, on the CPU, by one copy."""
-        (node_norm, *first), (output_norm, *second), reference, geometry = self
-        found = carried([*given, reference, *first, *second, *geometry.tensors.values()], HOST)
+        first, second, reference, geometry = self
+        norms = [*(() if first is None else first[1:]), *(() if second is None else second[1:])]
+        found = carried([*given, reference, *norms, *geometry.tensors.values()], HOST)
         rest = iter(found[len(given) :])
         there = next(rest)
-        nodes, output = (Norm(module, *islice(rest, len(first))) for module in (node_norm, output_norm))
+        nodes, output = (
+            None if norm is None else Norm(norm.module, *islice(rest, len(norm) - 1)) for norm in (first, second)
+        )
         return found[: len(given)], _State(nodes, output, there, geometry.having(rest))
 
     def learned(self, there: _State, rows: Tensor) -> Tensor:
         """What was computed on the CPU, on the device of these; running statistics follow those of the copies."""
-        own, changed = ([*state.node_norm.running, *state.output_norm.running] for state in (self, there))
-        training = self.node_norm.module.training
+        norms = [state[:2] for state in (self, there)]
+        own, changed = ([value for norm in pair if norm for value in norm.running] for pair in norms)
+        training = self.node_norm is not None and self.node_norm.module.training
         rows, *values = carried([rows, *(changed if training else ())], self.reference.device)
         with torch.no_grad():
             for running, value in zip(own if training else (), values, strict=True):
@@ -285,8 +260,10 @@ class _State(NamedTuple):
         return rows
 
 
-def _normalised(norm: Norm, rows: Tensor, counted: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _normalised(norm: Norm | None, rows: Tensor, counted: Tensor | None, dtype: torch.dtype) -> Tensor:
     """BatchNorm of rows in the precision of the layer or of the caller's features, whichever is higher."""
+    if norm is None:
+        return rows
     precision = torch.promote_types(dtype, norm.weight.dtype)
     return normalised(norm, rows.to(precision), counted).to(rows.dtype)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flowpool import costs, references
 from flowpool.core.measures import Clouds, check_features, make_clouds
-from flowpool.costs import CostFunction, Geometry
+from flowpool.costs import Cost, CostFunction, Geometry
 from flowpool.engines.choice import say_where
 from flowpool.engines.devices import HOST, carried, opaque, precision_on
 from flowpool.inputs import check_choice, check_flag, check_like, check_plain, checked_epsilon, checked_point_masses
@@ -112,13 +112,7 @@ def transport_pool(
     check_flag("relative", relative)
     check_flag("free", free)
     check_choice("engine", engine, ENGINES)
-    given = costs.resolve(cost)
-    costs.check_width(given, nodes.shape[1])
-    if not costs.is_weighing(given):
-        raise ValueError(
-            f"One step knows the squared Euclidean and the diagonal Mahalanobis cost, not {given}; "
-            "use flow_pool, which takes any cost."
-        )
+    given = checked_cost(cost, nodes.shape[1])
     if masses is not None:
         check_like(masses, nodes, "masses", "nodes")
     device, geometry = nodes.device, costs.geometry_of(given)
@@ -128,6 +122,18 @@ def transport_pool(
         tensors = carried(tensors, HOST)
     received = _received(dim_size, relative, free, engine, geometry.having(tensors[7:]), *tensors[:7])
     return Received(*carried(received, device))
+
+
+def checked_cost(cost: str | CostFunction, num_features: int) -> Cost:
+    """The cost as a module; raises unless it is one that the step knows."""
+    given = costs.resolve(cost)
+    costs.check_width(given, num_features)
+    if not costs.is_weighing(given):
+        raise ValueError(
+            f"One step knows the squared Euclidean and the diagonal Mahalanobis cost, not {given}; "
+            "use flow_pool or FlowPool, which take any cost."
+        )
+    return given
 
 
 def _received(

@@ -303,7 +303,6 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "FlowPool compiled": lambda: _compared(_layer(FlowPool(4, 3, size="append", learn_epsilon=True)), compile=True),
     "FlowReadout": lambda: _compared(_layer(FlowReadout(4, 3))),
     "FlowReadout compiled": lambda: _compared(_layer(FlowReadout(4, 3)), compile=True),
-    "FlowReadout flow": lambda: _compared(_layer(FlowReadout(4, 3, by="flow", cost=WEIGHTED))),
     "FlowCoarsen": lambda: _compared(_layer(FlowCoarsen(4, 3, cost=WEIGHTED), EDGES)),
     "FlowReadout in evaluation": lambda: _compared(_layer(FlowReadout(4, 3).eval())),
     "autocast": autocast,

@@ -117,7 +117,7 @@ def _open(source: str, output: Path, data: Path | None) -> Source:
 
     from flowpool.lab import datasets
 
-    dataset = datasets.Source(source, data and str(data)).load()
+    dataset = datasets.Source(source, None if data is None else str(data)).load()
     for remark in dataset.notes:
         note(remark)
     vectors = pa.FixedSizeListArray.from_arrays(dataset.features.numpy().ravel(), dataset.num_features)

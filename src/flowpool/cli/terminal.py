@@ -6,10 +6,10 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from flowpool.lab.results import Failure, Scored
 
-Value = TypeVar("Value")
-
-CAPTION = "± deviation over folds; difference in points (Nadeau-Bengio corrected standard error)"
 _WIDTH_WITHOUT_TERMINAL = 140  # a table in a file is not folded to the width of a terminal that is not there
 MOST_SEED = 2**32 - 1  # what NumPy takes, and with it scikit-learn
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -140,55 +136,9 @@ def progress() -> Progress:
     )
 
 
-def run_folds(name: str, results: Iterator[Scored | Failure], total: int, done: int, folder: Path) -> None:
-    """Shows folds as they come; an end that comes too early ends the program, and says how to go on."""
-    from concurrent.futures.process import BrokenProcessPool
-
-    if done:
-        note(f"{done} of {total} folds are in {folder} already.")
-    try:
-        with progress() as bar:
-            task = bar.add_task(name, total=total, completed=done, doing="")
-            for result in results:
-                accuracy = getattr(result, "accuracy", None)  # a failure has none
-                how = "failed" if accuracy is None else f"{100 * accuracy:.1f} %"
-                bar.update(task, advance=1, doing=f"{result.pool}: {how}")
-    except KeyboardInterrupt:
-        note(f"Stopped. Finished folds are in {folder}; the same command continues from there.")
-        raise typer.Exit(130) from None
-    except OSError as error:
-        fail(f"{error}. Finished folds are in {folder}.", 1)
-    except BrokenProcessPool:
-        fail(
-            f"A worker process died, perhaps because it ran out of memory. Finished folds are in {folder}; the same "
-            "command continues from there; try fewer --jobs.",
-            1,
-        )
-
-
-def tell_failures(failures: Sequence[Failure], total: int) -> NoReturn:
-    """Ends the program because folds failed."""
-    first = failures[0]
-    fail(
-        f"{len(failures)} of {total} folds failed and are not part of the numbers; the first, {first.pool} in fold "
-        f"{first.fold} of repeat {first.repeat}, with {first.reason} The same command tries them again.",
-        1,
-    )
-
-
 def num_cores() -> int:
     """Cores that this process may use, where the system tells, else all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def listed(text: str | None, convert: Callable[[str], Value], option: str) -> tuple[Value, ...]:
-    """The values of a list that is separated by commas; empty if there is none."""
-    if text is None:
-        return ()
-    try:
-        return tuple(convert(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--{option} is {text!r}; pass numbers separated by commas.") from None
 
 
 def complete_dataset(incomplete: str) -> list[str]:

@@ -34,13 +34,11 @@ from flowpool.lab.workers import Workers
 
 
 class Learned(Protocol):
-    """What has learned from the graphs of a practice.
+    """What has learned from the graphs of a practice."""
 
-    Attributes:
-        about: what a `Run` says of it, apart from score, predictions and time of prediction.
-    """
-
-    about: dict[str, Any]
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a `Run` says of it, apart from score, predictions and time of prediction."""
 
     def predict(self, graphs: GraphDataset) -> NDArray[Any]:
         """For `Metric.score`; the labels of the graphs are not looked at."""

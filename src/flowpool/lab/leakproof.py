@@ -76,6 +76,7 @@ def subset(dataset: GraphDataset, numbers: np.ndarray) -> GraphDataset:
         masses=None if masses is None else torch.cat([parts[number] for number in chosen.tolist()]),
         edge_features=part.edge_features,
         keys=None,
+        places=None,
         folds=None,
     )
 

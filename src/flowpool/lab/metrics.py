@@ -76,7 +76,12 @@ def _mae(predictions: Array, truth: Array) -> float:
 
 
 def _r2(predictions: Array, truth: Array) -> float:
-    return float((1 - ((predictions - truth) ** 2).sum(0) / ((truth - truth.mean(0)) ** 2).sum(0)).mean())
+    spread = ((truth - truth.mean(0)) ** 2).sum(0)
+    if not (spread > 0).all():
+        raise ValueError(
+            "r2 compares with the spread of a target, and one part has a target that is the same everywhere."
+        )
+    return float((1 - ((predictions - truth) ** 2).sum(0) / spread).mean())
 
 
 METRICS = {

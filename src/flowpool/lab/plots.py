@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -37,7 +37,7 @@ def shade(dark: bool) -> Iterator[None]:
     """Text and lines for a light or a dark page, on no ground of their own."""
     ink = "#d8d8d8" if dark else "#222222"
     keys = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    settings = dict.fromkeys(keys, ink) | {
+    settings: dict[Any, Any] = dict.fromkeys(keys, ink) | {
         "figure.facecolor": "none",
         "axes.facecolor": "none",
         "savefig.facecolor": "none",

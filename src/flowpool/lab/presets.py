@@ -36,11 +36,11 @@ PRESETS = {
         },
     ),
     "molecules": Preset(
-        _STRONG,
-        Schedule(max_epochs=80, patience=80, weight_decay=1e-2, cosine=True, settling=0.25),
+        Shape("gine", size="append", norm="both", jumping=True, hidden=128, dropout=0.1, num_points=8),
+        Schedule(batch_size=64, max_epochs=100, patience=100, weight_decay=1e-2, cosine=True, settling=0.25),
         {
-            "paper": Grid((64,), (2e-3,), ("score",), (3,)),
-            "errica": Grid((64, 128), (2e-3,), ("score",), (2, 3, 5)),
+            "paper": Grid((64,), (1e-3,), ("score",), (3,)),
+            "errica": Grid((64, 128), (1e-3,), ("score",), (3, 5)),
         },
     ),
 }

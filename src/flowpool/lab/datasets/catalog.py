@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -33,7 +34,7 @@ from flowpool.lab.datasets.shapes import make_shapes
 from flowpool.lab.datasets.tu import NodeFeatures, read_content, to_dataset
 
 DATA_VARIABLE = "FLOWPOOL_DATA"
-MADE = {"SHAPES": make_shapes, "ORBIT5K": make_orbits, "DIGITS": make_digits}
+MADE: dict[str, Callable[[], GraphDataset]] = {"SHAPES": make_shapes, "ORBIT5K": make_orbits, "DIGITS": make_digits}
 COLLECTION = "https://www.chrsmrrs.com/graphkerneldatasets"
 
 Source = Literal["data folder", "grakel", "mil", "scikit-learn", "cache"]
@@ -172,8 +173,8 @@ def find_dataset(name: str, data: str | Path | None = None) -> Found | None:
     if name == "DIGITS":
         return Found("scikit-learn", file) if (file := digits_file()) else None
     if name in MOLECULES:
-        place = molecules_folder(name, folder)
-        return place and Found("cache" if place.parent == cache_folder() else "data folder", place)
+        kept = molecules_folder(name, folder)
+        return Found("cache" if kept.parent == cache_folder() else "data folder", kept) if kept else None
     if name in BAGS:
         bags = bags_file(name, folder)
         source: Source = "data folder" if bags and folder and bags.parent == folder else "mil"

@@ -15,6 +15,7 @@ NUM_FOLDS = 10
 VALIDATION_SHARE = 0.1  # of the graphs outside of the test part
 NUM_DRAWS = 5  # of a split that is no cross-validation
 SHARES = (0.8, 0.1, 0.1)  # of these, for training, validation and test
+_NAMED = 2  # graphs of a fold that a note names
 _BINS = 10  # of numbers that are to be spread evenly
 _PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 
@@ -93,7 +94,7 @@ def _strata(dataset: GraphDataset, how: str) -> list[list[int]]:
 
 def _scaffolds(dataset: GraphDataset) -> list[list[int]]:
     """Numbers of the molecules of each scaffold."""
-    if dataset.keys is None:
+    if dataset.keys is None or dataset.edge_features is None:
         raise ValueError(f"--split scaffold needs molecules, and {dataset.name} holds none; pass random or stratified.")
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
@@ -141,18 +142,26 @@ def kept_apart(dataset: GraphDataset, folds: Sequence[Fold]) -> tuple[tuple[Fold
     keys = np.arange(len(dataset))
     if dataset.keys is not None:
         keys = np.unique(np.array(dataset.keys), return_inverse=True)[1]
-    clean, notes = [], []
+    clean, gone, twice = [], [], []
     for number, fold in enumerate(folds):
         train, validation, test = (np.unique(part) for part in fold)
-        repeated = sum(map(len, fold)) - len(train) - len(validation) - len(test)
         free_validation = validation[~np.isin(keys[validation], keys[test])]
         free_train = train[~np.isin(keys[train], keys[np.concatenate([test, free_validation])])]
-        gone = len(train) + len(validation) - len(free_train) - len(free_validation)
-        if gone or repeated:
-            rows = [*np.setdiff1d(train, free_train), *np.setdiff1d(validation, free_validation)]
-            named = ", ".join(f"{row + 1}" for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
-            taken = f"{gone} taken out of what is learned from, since they are tested (graph {named})" if gone else ""
-            twice = f"{repeated} stood twice in a part" if repeated else ""
-            notes.append(f"Fold {number}: {'; '.join(filter(None, [taken, twice]))}.")
+        if len(free_train) < 1 or (len(validation) and len(free_validation) < 1):
+            raise ValueError(
+                f"Fold {number} of {dataset.name} has nothing left to learn from: all of its graphs are tested, too."
+            )
+        rows = [*np.setdiff1d(train, free_train), *np.setdiff1d(validation, free_validation)]
+        if rows:
+            named = ", ".join(dataset.place(int(row)) for row in rows[:_NAMED]) + ", ..." * (len(rows) > _NAMED)
+            gone.append(f"{len(rows)} in fold {number} ({named})")
+        if repeated := sum(map(len, fold)) - len(train) - len(validation) - len(test):
+            twice.append(f"{repeated} in fold {number}")
         clean.append(Fold(free_train, free_validation, test))
+    notes = []
+    if gone:
+        what = "graphs" if dataset.keys is None else "graphs, or others equal to them,"
+        notes.append(f"Taken out of training or validation, since the same {what} are tested: {'; '.join(gone)}.")
+    if twice:
+        notes.append(f"Rows that a part of a split names twice, counted once: {', '.join(twice)}.")
     return tuple(clean), tuple(notes)

@@ -55,6 +55,7 @@ class GraphDataset:
         masses: of the nodes, ``(N,)``; None: nodes of a graph count the same.
         edge_features: ``(E, F)`` float32, in the order of the edges.
         keys: what a graph is, in words: graphs with equal keys are the same one. None: nothing is known.
+        places: what a message calls each graph, such as ``"line 5, CCO"``. None: by its number.
         folds: that belong to the dataset; None: they are drawn, or read from elsewhere.
         notes: what a reader has to know, such as rows that were left out.
     """
@@ -69,6 +70,7 @@ class GraphDataset:
     masses: Tensor | None = None
     edge_features: Tensor | None = None
     keys: tuple[str, ...] | None = None
+    places: tuple[str, ...] | None = None
     folds: tuple[Fold, ...] | None = None
     notes: tuple[str, ...] = ()
 
@@ -88,6 +90,10 @@ class GraphDataset:
     @property
     def num_features(self) -> int:
         return self.features.shape[1]
+
+    def place(self, number: int) -> str:
+        """What a message calls a graph."""
+        return f"graph {number}" if self.places is None else self.places[number]
 
     def __len__(self) -> int:
         return self.labels.shape[0]

@@ -7,6 +7,7 @@ is wrong with the whole file raises: it is not there, has no such column, or not
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -197,6 +198,7 @@ def read_molecules(
         class_names=classes,
         edge_features=_one_hot(torch.cat([graph.edge_attr for graph in graphs])),
         keys=tuple(molecules[place][0] for place in kept),
+        places=tuple(f"line {line}, {text}" for line, text in zip(rows.lines, rows.columns[smiles], strict=True)),
         folds=columns_as_folds(path.name, rows.lines, [rows.columns[split] for split in splits], splits),
         notes=left_out.notes(),
     )
@@ -250,13 +252,17 @@ def read_sets(
     chosen = np.zeros(len(table), bool)
     chosen[[good[place] for place in kept]] = True
     rows = rows.kept(kept)
+    members, sizes = vectors.rows(chosen, width).numpy(), np.diff(vectors.ptr)[chosen]
+    weighed = None if weights is None else weights.rows(chosen, 1).squeeze(-1).float()
     return cloud_dataset(
         path.stem,
-        vectors.rows(chosen, width).numpy(),
-        np.diff(vectors.ptr)[chosen],
+        members,
+        sizes,
         labels,
         classes,
-        masses=None if weights is None else weights.rows(chosen, 1).squeeze(-1).float(),
+        masses=weighed,
+        keys=_contents(members, weighed, sizes),
+        places=tuple(f"row {line}" for line in rows.lines),
         folds=columns_as_folds(path.name, rows.lines, [rows.columns[split] for split in splits], splits),
         notes=left_out.notes(),
     )
@@ -283,6 +289,13 @@ def _fault_of_masses(weights: Any, place: int, size: int) -> str | None:
         return f"with {end - begin} masses for {size} vectors"
     fine = bool((values.isfinite() & (values >= 0)).all()) and float(values.sum()) > 0
     return None if fine else "with masses that are negative, not finite, or zero in sum"
+
+
+def _contents(members: np.ndarray, masses: Tensor | None, sizes: np.ndarray) -> tuple[str, ...]:
+    """A fingerprint of each set, whatever the order of its vectors."""
+    rows = members if masses is None else np.column_stack([members, masses.numpy()])
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    return tuple(hashlib.sha256(part[np.lexsort(part.T)].tobytes()).hexdigest() for part in parts)
 
 
 def _texts(column: Any) -> list[str]:

@@ -334,17 +334,6 @@ def test_a_start_that_depends_on_the_graph_is_differentiated_along_flat_directio
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-def test_so_it_is_where_nodes_are_read_in_blocks(monkeypatch):
-    def gradient():
-        nodes = normal(3, 2, seed=3).repeat(3000, 1).requires_grad_()
-        pooled = flow_pool(nodes, reference=normal(6, 2), relative=False, tolerance=1e-11, engine="compiled")
-        return torch.autograd.grad((pooled.points * normal(1, 6, 2, seed=1)).sum(), nodes)[0]
-
-    found = gradient()
-    monkeypatch.setattr("flowpool.kernels.batch.FEWEST", 10**9)
-    torch.testing.assert_close(found, gradient(), rtol=1e-5, atol=1e-10)
-
-
 @pytest.mark.parametrize("engine", ["compiled", "torch"])
 def test_what_is_left_in_a_valley_is_next_to_nothing(engine):
     """Seven points for two nodes: the end is said to be SINGULAR, and going on for long would gain less than 1e-10 R^2.

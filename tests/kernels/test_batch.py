@@ -16,7 +16,6 @@ from flowpool.core.constants import RIDGE
 from flowpool.core.divergence import make_energy
 from flowpool.core.flow import follow
 from flowpool.kernels import batch as compiled
-from flowpool.kernels.large import LargeGraph
 
 Array = NDArray[np.float64]
 RESOLUTION = 1e-10
@@ -298,63 +297,3 @@ def test_works_after_fork() -> None:
     os.close(writer)
     assert os.read(reader, 1) == b"1"
     assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.fixture
-def many_nodes() -> tuple[Any, ...]:
-    rng = np.random.default_rng(8)
-    masses = rng.uniform(0.5, 1.5, 20_000)
-    masses[:3] = 0.0
-    arguments = batch([rng.standard_normal((20_000, 3))], 4, 0.3, masses=[masses])
-    return (*arguments[:4], np.array([0.1, 0.2, 0.3, 0.4]), arguments[5])
-
-
-def test_reading_nodes_in_blocks_changes_nothing(many_nodes: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    solved = solve(many_nodes, 1e-9)
-    cotangent = np.random.default_rng(0).standard_normal(solved.points.shape)
-    found = adjoint(many_nodes, solved, cotangent)
-    monkeypatch.setattr("flowpool.kernels.batch.FEWEST", 10**9)
-    expected = solve(many_nodes, 1e-9)
-    gradients = adjoint(many_nodes, expected, cotangent)
-    assert solved.steps[0] == expected.steps[0]
-    np.testing.assert_allclose(solved.points, expected.points, atol=1e-11)
-    np.testing.assert_allclose(found.nodes, gradients.nodes, atol=1e-10 * np.abs(gradients.nodes).max())
-    np.testing.assert_allclose(np.ptp(found.masses - gradients.masses), 0.0, atol=1e-10 * np.ptp(gradients.masses))
-    np.testing.assert_allclose(found.epsilon, gradients.epsilon, rtol=1e-9)
-
-
-@pytest.mark.parametrize("max_steps", [1000, 18])
-def test_a_sample_of_the_nodes_changes_nothing(monkeypatch: pytest.MonkeyPatch, max_steps: int) -> None:
-    """It gives the first potentials and the Hessian of short implicit steps; the residual is that of all nodes."""
-    rng = np.random.default_rng(4)
-    centres = 2.0 * rng.standard_normal((4, 3))
-    nodes = centres[rng.integers(4, size=9000)] + rng.standard_normal((9000, 3))
-    arguments = batch([nodes], 4, 0.3, masses=[rng.uniform(0.5, 1.5, 9000)])
-    monkeypatch.setattr("flowpool.kernels.large.SAMPLE", 1)
-    sizes: list[int] = []
-    take = LargeGraph._moments
-
-    def moments(self: LargeGraph, *where: Array) -> Array:
-        sizes.append(len(self.nodes))
-        return take(self, *where)
-
-    monkeypatch.setattr(LargeGraph, "_moments", moments)
-    sampled = solve(arguments, 1e-9, max_steps=max_steps)
-    assert sizes[0] < 200 and sizes[-1] == 9000
-    monkeypatch.setattr("flowpool.kernels.batch.FEWEST", 10**9)
-    expected = solve(arguments, 1e-9, max_steps=max_steps)
-    assert sampled.status[0] == expected.status[0] == (0 if max_steps == 1000 else 3)
-    if max_steps == 1000:
-        np.testing.assert_allclose(sampled.points, expected.points, atol=1e-9)
-    np.testing.assert_allclose(sampled.residual, expected.residual, rtol=0.2, atol=1e-9)
-
-
-def test_threads_share_the_nodes_of_a_graph_without_a_trace(many_nodes: tuple[Any, ...]) -> None:
-    alone, shared = solve(many_nodes), solve(many_nodes, threads=3)
-    for one, other in zip(alone, shared, strict=True):
-        np.testing.assert_array_equal(one, other)
-    cotangent = np.ones_like(alone.points)
-    for one, other in zip(
-        adjoint(many_nodes, alone, cotangent), adjoint(many_nodes, alone, cotangent, threads=3), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)

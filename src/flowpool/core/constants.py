@@ -57,7 +57,8 @@ PRECISE = 1e-11  # first solution of the adjoint
 ADJOINT = 1e-10  # its normal equations, in the metric of the model; where that is poor 1e-8 is off by 3e-6
 MET = 1e-9  # curvature that keeps the model definite where two points have met
 MOST_LEADING = 40  # largest M K for which the Hessian of the K leading directions is formed
-FLAT_LEADING = 256  # the same for a gradient where flat directions are to be expected
+FLAT_LEADING = 256  # the same for a gradient where flat directions are to be expected, or for more nodes than
+MANY = 2000
 LEADING = 0.03  # variance, in units of epsilon, that the nodes may have in all other directions together
 OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, that makes the model inexact by as much
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowpool.core.constants import FLAT_LEADING, MOST_LEADING, SINGULAR
+from flowpool.core.constants import FLAT_LEADING, MANY, MOST_LEADING, SINGULAR
 from flowpool.kernels.cloud import END_TOLERANCE, make_room, merge_nodes, remove, unfold
 from flowpool.kernels.divergence import evaluate
 from flowpool.kernels.flow import move_to
@@ -152,8 +152,9 @@ def adjoint_graphs(  # type: ignore[no-untyped-def]
         which = order[turn]
         begin, end, epsilon = ptr[which], ptr[which + 1], epsilons[which]
         atoms = merge_nodes(bits, masses, begin, end, True, room)
-        # With about as many points as distinct nodes there are flat directions, which iterations are slow to find.
-        block = MOST_LEADING if 2 * points.shape[1] < atoms else FLAT_LEADING
+        # With about as many points as distinct nodes there are flat directions, which iterations are slow to find; with very
+        # many nodes the Hessian costs less than the iterations.
+        block = MOST_LEADING if 2 * points.shape[1] < atoms < MANY else FLAT_LEADING
         first, second = unfold(
             nodes, room, atoms, points, which, point_masses, epsilon, resolution, END_TOLERANCE, block, first, second
         )

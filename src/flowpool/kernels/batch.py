@@ -8,7 +8,7 @@ nodes as they were given. They check nothing but what would make the kernels rea
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from flowpool.kernels.frame import (
     SINGLE,
     enter_frames,
     find_frames,
-    frame_response,
     leave_frames,
     order_nodes,
     place_points,
@@ -31,17 +30,11 @@ from flowpool.kernels.frame import (
 from flowpool.kernels.machine.threads import run
 from flowpool.kernels.solve import solve_graphs
 
-if TYPE_CHECKING:
-    from flowpool.kernels.large import LargeGraph
-
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Floats = NDArray[np.floating]  # in the precision of the caller, float32 or float64
 _PRECISIONS = (np.dtype(np.float32), np.dtype(np.float64))
 LONG = 20_000  # nodes times points from which a call may take longer than a person waits to interrupt it
-
-FEWEST = 8192  # nodes from which a graph is read in blocks
-WIDEST = 512  # largest M D for which it is; the Hessian is formed then
 
 
 class Batch(NamedTuple):
@@ -243,24 +236,19 @@ def solve(
         np.zeros(graphs, np.bool_),
     )
     nodes, masses, ptr, sizes = batch
-    small, large = _split(sizes, frames, count, features)
-    if len(small):
-        most = int(sizes[small[0]])
-        framed = _framed(batch, frames, small)
+    order = _clouds(sizes, frames)
+    if len(order):
+        most = int(sizes[order[0]])
+        framed = _framed(batch, frames, order)
         bits = framed.view(np.int64)
 
         def work(counter: Index) -> None:
             solve_graphs(
-                framed, bits, masses, ptr, most, start, point_masses, epsilon, resolution, tolerance, max_steps, small,
+                framed, bits, masses, ptr, most, start, point_masses, epsilon, resolution, tolerance, max_steps, order,
                 counter, np.zeros(1, STATE), *result,
             )  # fmt: skip
 
-        run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
-    targets: tuple[NDArray[Any], ...] = result
-    for graph in large:
-        found = _large(batch, frames, graph, point_masses, epsilon, threads).solve(start[graph], tolerance, max_steps)
-        for target, value in zip(targets, found, strict=True):
-            target[graph] = value
+        run(work, len(order), threads, patient=int(sizes[order].sum()) * count > LONG)
     return result
 
 
@@ -309,7 +297,6 @@ def adjoint(
     follows = not (relative and np.all(weights == weights[0]))
     left = np.zeros((graphs if follows else 0, count, features))
     seed = cotangent * frames.scale[:, None]  # gradient in X* in the frame
-    # Rows of large graphs stay untouched and so cost no memory.
     inside = _Inside(
         np.zeros((len(nodes), features)),
         np.zeros(len(nodes)),
@@ -319,42 +306,26 @@ def adjoint(
     )
     to_nodes, to_masses = np.zeros(nodes.shape, nodes.dtype), np.zeros(len(nodes))
     to_weights = np.zeros((graphs, features))
-    small, large = _split(sizes, frames, count, features)
+    clouds = _clouds(sizes, frames)
     single = np.flatnonzero(frames.kind == SINGLE)
-    others = np.concatenate([small, single]) if len(single) else small
+    others = np.concatenate([clouds, single])
     framed = _framed(batch, frames, others)
-    if len(small):
-        most = int(sizes[small[0]])
+    if len(clouds):
+        most = int(sizes[clouds[0]])
         bits = framed.view(np.int64)
 
         def work(counter: Index) -> None:
             adjoint_graphs(
                 framed, bits, masses, ptr, most, points, potentials, self_potentials, point_masses, level, resolution,
-                ridge, seed, small, counter, left, *inside,
+                ridge, seed, clouds, counter, left, *inside,
             )  # fmt: skip
 
-        run(work, len(small), threads, patient=int(sizes[small].sum()) * count > LONG)
-    answers = []
-    for graph in large:
-        one = _large(batch, frames, graph, point_masses, level, threads)
-        answer = one.adjoint(points[graph], potentials[graph], self_potentials[graph], seed[graph], ridge)
-        inside.epsilon[graph], inside.residual[graph], inside.damped[graph] = answer[0], answer.residual, answer.damped
-        answers.append((graph, one, answer))
-        if follows:
-            left[graph] = answer.left
-    shape = (frames.kind, frames.scale, frames.share, weights, points, cotangent)
-    begun = _begun(left, start if relative else points, frames.radius, relative)
+        run(work, len(clouds), threads, patient=int(sizes[clouds].sum()) * count > LONG)
+    moment, to_radius = _begun(left, start if relative else points, frames.radius, relative)
     leave_frames(
-        framed, masses, ptr, order, others, *shape, relative, inside.nodes, inside.masses, *begun,
-        np.empty((6, features)), to_nodes, to_masses, to_weights,
+        framed, masses, ptr, order, others, frames.kind, frames.scale, frames.share, weights, points, cotangent,
+        relative, inside.nodes, inside.masses, moment, to_radius, np.empty((6, features)), to_nodes, to_masses, to_weights,
     )  # fmt: skip
-    for graph, one, answer in answers:
-        frame_terms, own = np.empty((4, features)), slice(ptr[graph], ptr[graph + 1])
-        moment, to_radius = (value[graph] for value in begun)
-        frame_response(
-            graph, *shape, answer.total, answer.moment + moment, to_radius, relative, frame_terms, to_weights
-        )
-        one.write(answer, order[own], frame_terms, to_nodes, to_masses[own])
     to_epsilon = inside.epsilon if relative else inside.epsilon / frames.unit**2
     return Adjoint(to_nodes, to_masses, to_epsilon, to_weights.sum(0), inside.residual, inside.damped)
 
@@ -372,12 +343,11 @@ def _begun(left: Array, kept: Array, radius: Array, relative: bool) -> tuple[Arr
     return moment, moment.sum(1) / radius**2 if relative else np.zeros(len(kept))
 
 
-def _split(sizes: Index, frames: Frames, count: int, features: int) -> tuple[Index, Index]:
-    """The graphs that are solved one by one, the largest first, and those whose nodes are read in blocks."""
-    order = np.argsort(-sizes, kind="stable")
-    order = order[frames.kind[order] == CLOUD]
-    blocks = np.count_nonzero(sizes[order] >= FEWEST) if count * features <= WIDEST else 0
-    return order[blocks:], order[:blocks]
+def _clouds(sizes: Index, frames: Frames) -> Index:
+    """The graphs that need the flow, the largest first."""
+    order: Index = np.argsort(-sizes, kind="stable")
+    chosen: Index = order[frames.kind[order] == CLOUD]
+    return chosen
 
 
 def _framed(batch: Batch, frames: Frames, graphs: Index) -> Array:
@@ -385,14 +355,6 @@ def _framed(batch: Batch, frames: Frames, graphs: Index) -> Array:
     framed = np.empty(batch.nodes.shape)
     enter_frames(batch.nodes, batch.ptr, graphs, frames.mean, frames.scale, framed)
     return framed
-
-
-def _large(batch: Batch, frames: Frames, graph: int, point_masses: Array, epsilon: Array, threads: int) -> LargeGraph:
-    from flowpool.kernels.large import LargeGraph
-
-    own, level = slice(batch.ptr[graph], batch.ptr[graph + 1]), float(epsilon[graph])
-    mean, scale = frames.mean[graph], frames.scale[graph]
-    return LargeGraph(batch.nodes[own], batch.masses[own], mean, scale, point_masses, level, threads)
 
 
 def _require(value: Array, shape: tuple[int, ...], name: str) -> None:

@@ -1,8 +1,7 @@
 """The flow of one graph: what the law (:mod:`flowpool.core.law`) asks for, done on its vectors.
 
 A request that needs an evaluation begins with :func:`depart`, which says where to, and ends with :func:`conclude`, which
-measures what came of it; in between the gradient is taken at ``there``, for a graph in memory by
-:func:`flowpool.kernels.divergence.evaluate`, for a very large one by passes over its nodes.
+measures what came of it; in between :func:`flowpool.kernels.divergence.evaluate` takes the gradient at ``there``.
 """
 
 from __future__ import annotations

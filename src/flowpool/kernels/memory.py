@@ -37,9 +37,8 @@ BLOCK = 128  # nodes whose moments are taken at once; the weights of a block sta
     SQUARE,  # M K + 1, an even number of rows at least
     WIDE,  # M K and one more block, because a block may be stored past the last column
     TWICE,  # 2 M
-    STAGGERED,  # room for MOMENTS and one more block, an odd number of lanes: the same column of all rows stays in the cache
     SIZES,
-) = range(23)
+) = range(22)
 
 # Nodes and start while they are rotated.
 SPAN = Table(
@@ -164,32 +163,8 @@ GRAPH = Table(
     flat_solution=doubles(ONE, UNKNOWNS),
 )
 
-# A block of the nodes of a very large graph.
-CLOUD_BLOCK = Table(
-    "Block",
-    length=number(NODES),
-    count=number(POINTS),
-    hull=number(HULL),
-    points=doubles(POINTS, COORDINATES),
-    way=doubles(POINTS, COORDINATES),  # a direction that the points may go
-    scaled=doubles(POINTS, AFFINE),
-    masses=doubles(ONE, NODES),
-    nodes=doubles(FLAT, NODES),  # a row of ones, then the coordinates
-    tops=doubles(ONE, NODES),  # of the logarithms of a column the largest, by which it is divided,
-    sums=doubles(ONE, NODES),  # and then the sum
-    tangent=_tangent("BlockTangent", doubles),
-    overlap=doubles(POINTS, POINTS),  # P A^T
-    pulled=doubles(POINTS, FLAT),  # P 1 and P Y
-    right=doubles(ONE, POINTS),
-    gradient=doubles(HULL, NODES),
-    pairs=doubles(PAIRS, NODES),  # P_ij A_lj
-    products=doubles(NODES, STAGGERED),  # 1, y, y y^T, a row for each node
-    moments=doubles(PAIRS, MOMENTS),
-)
-
 arrange_span, open_span = arranger(SPAN), opener(SPAN)
 arrange_graph, open_graph = arranger(GRAPH), opener(GRAPH)
-arrange_block, open_block = arranger(CLOUD_BLOCK), opener(CLOUD_BLOCK)
 SPAN_PLACES, GRAPH_PLACES = (len(SPAN.shapes), PLACE), (len(GRAPH.shapes), PLACE)
 
 
@@ -226,4 +201,3 @@ def set_graph_sizes(sizes, count, length, hull, dimension, lead):  # type: ignor
     sizes[SQUARE] = count * lead + 1
     sizes[WIDE] = padded(count * lead) + padded(lead)
     sizes[TWICE] = 2 * count
-    sizes[STAGGERED] = padded(sizes[MOMENTS] + padded(lead)) | 8

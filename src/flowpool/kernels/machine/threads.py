@@ -1,7 +1,7 @@
 """Work spread over a small pool of threads.
 
-Each thread takes the next piece from a common counter until none is left. A piece is a graph, or a chunk of the nodes of a
-very large one. No piece knows of another, so the answer has the same bits for any number of threads.
+Each thread takes the next piece, a graph, from a common counter until none is left. No piece knows of another, so the answer
+has the same bits for any number of threads.
 """
 
 from __future__ import annotations

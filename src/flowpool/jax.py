@@ -1,8 +1,9 @@
 """FlowPool for JAX: :func:`flow_pool` and :func:`transport_pool` on arrays, by the same kernels and to the same bits.
 
-Both are ordinary JAX functions: under ``jit`` the host is called back, under ``grad`` once more with the cotangent, and a
-``vmap`` becomes one call with more graphs. Shapes are static in JAX, so the number of graphs is an argument, and padding
-is a segment id that is none of theirs, as in ``jax.ops.segment_sum``. Reverse mode only; there is no second derivative.
+Both are ordinary JAX functions: under ``jit`` the host is called back, under ``grad`` once more with the cotangent, and under
+``vmap`` once for each element. Many graphs are quicker in one call than by ``vmap``: shapes are static in JAX, so the number of
+graphs is an argument, and padding is a segment id that is none of theirs, as in ``jax.ops.segment_sum``. Reverse mode only;
+there is no second derivative.
 Double precision is switched on for all threads, by ``jax.config.update("jax_enable_x64", True)``: a callback may run in
 another one.
 """
@@ -10,7 +11,6 @@ another one.
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -109,7 +109,7 @@ def flow_pool(
         options["epsilon"] = epsilon  # to the last bit, also where x has fewer
     else:
         level = jnp.asarray(epsilon)
-        given["epsilon"] = _array("epsilon", level, (num_segments,) if level.ndim else (), given["x"].dtype).reshape(-1)
+        given["epsilon"] = _array("epsilon", level, (num_segments,) if level.ndim else (), given["x"].dtype)
     points, *rest = _called(_call("flow", num_segments, options, given), given)
     return Pooled(points.astype(jnp.asarray(x).dtype), *rest)
 
@@ -186,10 +186,6 @@ class _Call(NamedTuple):
         """What gradients flow to."""
         return ("x", "masses", "epsilon") if self.kind == "flow" else ("x", "masses", "epsilon", "reference")
 
-    def rank(self, name: str) -> int:
-        """How many axes an input has by itself."""
-        return {"x": 2, "reference": 2, "epsilon": 1 if self.kind == "flow" else 0}.get(name, 1)
-
     def outputs(self, given: Arrays) -> list[jax.ShapeDtypeStruct]:
         """Shapes of what comes out."""
         graphs, (points, features), dtype = self.num_segments, given["reference"].shape, given["x"].dtype
@@ -218,19 +214,19 @@ def _pool_nothing(call: _Call, features: int) -> None:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _called(call: _Call, given: Arrays) -> tuple[jax.Array, ...]:
-    return tuple(jax.pure_callback(_callback(_forward, call), call.outputs(given), given, vmap_method="expand_dims"))
+    return tuple(jax.pure_callback(_callback(_forward, call), call.outputs(given), given, vmap_method="sequential"))
 
 
 def _remember(call: _Call, given: Arrays) -> tuple[tuple[jax.Array, ...], Arrays]:
     callback = _callback(_forward_to_differentiate, call)
-    return tuple(jax.pure_callback(callback, call.outputs(given), given, vmap_method="expand_dims")), given
+    return tuple(jax.pure_callback(callback, call.outputs(given), given, vmap_method="sequential")), given
 
 
 def _differentiate(call: _Call, given: Arrays, cotangents: tuple[Any, ...]) -> tuple[Arrays]:
     wanted = [name for name in call.learned if name in given]
     shapes = [jax.ShapeDtypeStruct(given[name].shape, given[name].dtype) for name in wanted]
     upstream = list(cotangents[:1] if call.kind == "flow" else cotangents)
-    found = jax.pure_callback(_callback(_backward, call), shapes, given, upstream, vmap_method="expand_dims")
+    found = jax.pure_callback(_callback(_backward, call), shapes, given, upstream, vmap_method="sequential")
     gradients = dict(zip(wanted, found, strict=True))
     return ({name: gradients.get(name, _nothing(value)) for name, value in given.items()},)
 
@@ -254,15 +250,25 @@ def _callback(function: Callable[..., Any], call: _Call) -> Callable[..., Any]:
 
 
 def _forward(call: _Call, given: Arrays) -> list[np.ndarray]:
-    return _over_axes(call, _pool, given, [])
+    return _arrays(_pool(call, _tensors(given)))
 
 
 def _forward_to_differentiate(call: _Call, given: Arrays) -> list[np.ndarray]:
-    return _over_axes(call, _pool_and_keep, given, [])
+    return _arrays(_pool_and_keep(call, _tensors(given)))
 
 
 def _backward(call: _Call, given: Arrays, cotangents: list[Any]) -> list[np.ndarray]:
-    return _over_axes(call, _gradients, given, cotangents)
+    upstream = _tensors(dict(enumerate(cotangents))).values()
+    return _arrays(_gradients(call, _tensors(given), *upstream))
+
+
+def _tensors(given: dict[Any, Any]) -> dict[Any, Tensor]:
+    """Copies, because what JAX hands over must not be written to."""
+    return {name: torch.from_numpy(np.array(value, order="C")) for name, value in given.items()}
+
+
+def _arrays(tensors: list[Tensor]) -> list[np.ndarray]:
+    return [value.detach().numpy() for value in tensors]
 
 
 def _pool(call: _Call, given: Arrays) -> list[Tensor]:
@@ -274,7 +280,8 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
         x, ids, masses = x[inside], ids[inside], None if masses is None else masses[inside]
     options |= {"masses": masses, "dim_size": call.num_segments}
     if "epsilon" in given:
-        options["epsilon"] = given["epsilon"] if call.kind == "transport" else _of_each_graph(call, given["epsilon"])
+        # In double precision, in which torch adds up the gradients of graphs that share a number.
+        options["epsilon"] = given["epsilon"].double() if call.kind == "flow" else given["epsilon"]
     if call.kind == "transport":
         return list(flowpool.transport_pool(x, ids, reference=given["reference"], **options))
     weights = given.get("point_masses")
@@ -282,15 +289,6 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
         x, ids, reference=given["reference"], point_masses=weights, on_failure="ignore", **options
     )
     return [pooled.points, pooled.residual.to(x.dtype), pooled.steps.int(), pooled.status]
-
-
-def _of_each_graph(call: _Call, levels: Tensor) -> Tensor:
-    """Epsilon ``(B,)`` of one number per graph, or of one per call that ``vmap`` joined.
-
-    In double precision, in which torch adds up the gradients of graphs that share a number.
-    """
-    shared = call.num_segments // max(1, len(levels))
-    return levels.double().unsqueeze(-1).expand(-1, shared).flatten()
 
 
 # The last forward passes whose gradients may be asked for, by the content of their inputs: leaves and outputs. No answer
@@ -328,56 +326,3 @@ def _key(call: _Call, given: Arrays) -> bytes:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.numpy())
     return digest.digest()
-
-
-def _over_axes(
-    call: _Call, function: Callable[..., list[Tensor]], given: Arrays, upstream: list[Any]
-) -> list[np.ndarray]:
-    """The function along the axes that ``vmap`` put in front of the inputs; of size one where an input has none.
-
-    Where all graphs share the reference they go into one call; elsewhere one call follows the other.
-    """
-    # Copies, because what JAX hands over must not be written to.
-    arrays = [np.array(value) for value in (*given.values(), *upstream)]
-    ranks = [*(call.rank(name) for name in given), *([3] if call.kind == "flow" else [2, 3, 3])]
-    own = [value.shape[value.ndim - rank :] for value, rank in zip(arrays, ranks, strict=False)]
-    front = np.broadcast_shapes(
-        *(value.shape[: value.ndim - len(shape)] for value, shape in zip(arrays, own, strict=True))
-    )
-    count = math.prod(front)
-    # (count, ...), with the shape that the input has without vmap behind
-    flat = [
-        np.broadcast_to(value, front + shape).reshape(count, *shape) for value, shape in zip(arrays, own, strict=True)
-    ]
-    common = {"reference", "point_masses"}
-    shared = all(
-        array.size == math.prod(shape) for name, array, shape in zip(given, arrays, own, strict=False) if name in common
-    )
-    if call.kind == "flow" and shared:
-        joined = [
-            value[0] if name in common else value.reshape(count * value.shape[1], *value.shape[2:])
-            for name, value in zip([*given, "upstream"], flat, strict=False)
-        ]
-        place = list(given).index("segment_ids")
-        joined[place] = _distinct_ids(flat[place], call.num_segments)
-        whole = call._replace(num_segments=count * call.num_segments)
-        found = _on_tensors(function, whole, given, joined)
-        return [value.reshape((*front, len(value) // count, *value.shape[1:])) for value in found]
-    calls = [_on_tensors(function, call, given, [value[place] for value in flat]) for place in range(count)]
-    stacked = [np.stack(values) for values in zip(*calls, strict=True)]
-    return [value.reshape(front + value.shape[1:]) for value in stacked]
-
-
-def _on_tensors(
-    function: Callable[..., list[Tensor]], call: _Call, given: Arrays, arrays: list[np.ndarray]
-) -> list[np.ndarray]:
-    """The function of the inputs, named as in ``given``, and of the cotangents that follow them."""
-    tensors = [torch.from_numpy(np.require(value, requirements=["C", "W"])) for value in arrays]
-    named = dict(zip(given, tensors, strict=False))
-    return [value.detach().numpy() for value in function(call, named, *tensors[len(named) :])]
-
-
-def _distinct_ids(ids: np.ndarray, graphs: int) -> np.ndarray:
-    """Ids of the graphs of all rows ``(V, N)``, numbered one row after the other; -1 for what belongs to none."""
-    shift = graphs * np.arange(len(ids), dtype=np.int64)[:, None]
-    return np.where((ids >= 0) & (ids < graphs), ids + shift, -1).ravel()

@@ -99,7 +99,7 @@ def test_the_layers_are_known_outside_alone() -> None:
 
 def test_doors_are_opened_from_outside() -> None:
     inner = {*KNOWS, "nn", "pooling", "costs", "references", "masses", "inputs", "options", "results", "status"}
-    for door in ("sklearn", "jax", "arrow", "tgp"):
+    for door in ("sklearn", "jax", "arrow", "tgp", "chemprop"):
         assert not importers(door) & inner
 
 

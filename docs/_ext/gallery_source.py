@@ -18,7 +18,7 @@ from sphinx_gallery.scrapers import figure_rst
 _ON_SEVERAL_PROCESSES = "train_with_lightning"  # shown, not run
 # What stands for a script that was not run, for want of a library.
 _THUMBNAILS = {
-    "chemprop_aggregation": "molecule.png",
+    "chemprop_esol": "molecule.png",
     "jax_beside_ott": "flow.png",
     "train_with_jax": "circle.png",
     "train_with_lightning": "mutag.png",

@@ -60,7 +60,7 @@ def test_every_way_to_compile_gives_the_same_bits_and_passes_the_tests_of_the_ke
 def test_an_access_outside_raises_in_checked_mode() -> None:
     done = run("outside.py", FLOWPOOL_CHECKED="1")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["read", "write", "lane", "table", "single", "inside"]
+    assert done.stdout.split() == ["read", "write", "lane", "table", "inside"]
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[list[str]]:

@@ -79,7 +79,7 @@ def padded_to_lanes(size: int) -> int:
 
 @entry
 def one_graph(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, start, given_masses, epsilon, direction, fine, shift, ridge,
+    nodes, bits, masses, start, given_masses, epsilon, direction, shift, ridge,
     gradient, product, matrix, block_product, solved, image, newton, way, basis,
 ):  # fmt: skip
     """Everything that the kernels know about the points ``start`` of one graph, along the direction W.
@@ -112,7 +112,7 @@ def one_graph(  # type: ignore[no-untyped-def]
                 graph.first[i, e] += direction[i, d] * span.basis[e, d]
             if e < lead:
                 graph.velocity[i, e] = graph.first[i, e]
-    hessian_product(graph, graph.first, epsilon, 0.0, fine, graph.solution)
+    hessian_product(graph, graph.first, epsilon, 0.0, graph.solution)
     for i in range(count):
         for e in range(dimension):
             gradient[i, e] = graph.here.gradient[i, e]
@@ -122,7 +122,7 @@ def one_graph(  # type: ignore[no-untyped-def]
                 for c in range(lead):
                     if k > i or c >= e:
                         matrix[i, e, k, c] = matrix[k, c, i, e] = graph.hessian[i * lead + e, k * lead + c]
-    hessian_product(graph, graph.velocity, epsilon, 0.0, True, graph.solution)
+    hessian_product(graph, graph.velocity, epsilon, 0.0, graph.solution)
     for i in range(count):
         for e in range(lead):
             block_product[i, e] = graph.solution[i, e]
@@ -133,10 +133,8 @@ def one_graph(  # type: ignore[no-untyped-def]
             graph.right[i, e] = graph.first[i, e]
         for e in range(lead):
             solved[i, e] = graph.newton[i, e]
-    conjugate_gradients(
-        graph, epsilon, shift, 1e-13, math.inf, False, True, 0.0, graph.slide_factor, graph.slide_pivots
-    )
-    hessian_product(graph, graph.solution, epsilon, shift, True, graph.velocity)
+    conjugate_gradients(graph, epsilon, shift, 1e-13, math.inf, False, 0.0, graph.slide_factor, graph.slide_pivots)
+    hessian_product(graph, graph.solution, epsilon, shift, graph.velocity)
     for i in range(count):
         for e in range(padded(dimension)):
             if e < dimension:
@@ -160,13 +158,13 @@ class Graph:
 
     def __init__(
         self, nodes: Array, masses: Array, points: Array, point_masses: Array, epsilon: float, way: Array,
-        fine: bool = True, shift: float = 50.0, ridge: float = 1e-12,
+        shift: float = 50.0, ridge: float = 1e-12,
     ) -> None:  # fmt: skip
         count, features = points.shape
         gradient, product, block_product, solved, image, newton, answer = np.zeros((7, count, features))
         matrix, basis = np.zeros((count, features, count, features)), np.zeros((features, features))
         found = one_graph(
-            nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way, fine, shift, ridge,
+            nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way, shift, ridge,
             gradient, product, matrix, block_product, solved, image, newton, answer, basis,
         )  # fmt: skip
         self.dimension, self.hull, self.lead, self.atoms, self.definite, self.exact, self.flattest, self.residual = (
@@ -256,12 +254,6 @@ def test_product_is_the_derivative_of_the_gradient(case: Case) -> None:
     ahead = Graph(nodes, masses, points + step * way, point_masses, epsilon, way).gradient
     behind = Graph(nodes, masses, points - step * way, point_masses, epsilon, way).gradient
     np.testing.assert_allclose(graph.product, (ahead - behind) / (2 * step), atol=1e-7)
-
-
-def test_product_in_float32_is_that_in_float64_to_its_precision(case: Case) -> None:
-    double, single = Graph(*case), Graph(*case, fine=False)
-    assert len(case[2]) == 1 or not np.array_equal(single.product, double.product)  # of one point no plan changes
-    np.testing.assert_allclose(single.product, double.product, atol=1e-5 * np.abs(double.product).max())
 
 
 def test_matrix_and_product_agree(case: Case) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from flowpool.core.constants import MOST_LEADING
 from flowpool.kernels.machine.jit import entry
 from flowpool.kernels.machine.linear import padded
-from flowpool.kernels.machine.memory import PLACE, Field, Table, aligned, arranger, doubles, number, singles, views
+from flowpool.kernels.machine.memory import PLACE, Field, Table, aligned, arranger, doubles, number, views
 from flowpool.kernels.memory import (
     GRAPH,
     GRAPH_PLACES,
@@ -21,7 +21,7 @@ from flowpool.kernels.memory import (
     set_span_sizes,
 )
 
-NUMBER, DOUBLES, SINGLES = number(0).kind, doubles(0, 0).kind, singles(0, 0).kind
+NUMBER = number(0).kind
 
 
 def fields(table: Table, prefix: str = "") -> dict[str, Field]:
@@ -45,11 +45,8 @@ def check(table: Table, sizes: np.ndarray, places: np.ndarray, numbers: int) -> 
             continue
         whole = buffer[places[place, 0] : places[place, 0] + places[place, 2]]
         array = views(table, name, sizes, buffer, places)
-        if field.kind == DOUBLES:
-            assert array.shape == (sizes[field.rows], sizes[field.columns]), name
-            assert places[place, 1] == padded(int(sizes[field.columns]))
-        else:  # two of them in each number
-            assert 2 * places[place, 1] >= sizes[field.columns] and places[place, 1] % 8 == 0
+        assert array.shape == (sizes[field.rows], sizes[field.columns]), name
+        assert places[place, 1] == padded(int(sizes[field.columns]))
         assert len(whole) == sizes[field.rows] * places[place, 1] == places[place, 2]
         assert (whole == -1.0).all(), name
         whole[:] = place
@@ -85,7 +82,7 @@ def test_shapes_that_once_overflowed_have_room(count: int, features: int, atoms:
 
 
 def test_a_table_in_a_table_is_laid_out_with_it() -> None:
-    inner = Table("TestInner", row=doubles(0, 1), half=singles(0, 1))
+    inner = Table("TestInner", row=doubles(0, 1), other=doubles(0, 0))
     outer = Table("TestOuter", first=inner, size=number(1), last=doubles(1, 1), second=inner)
     sizes, places = np.array([3, 9]), np.zeros((6, PLACE), np.int64)
     numbers = arranger(outer)(sizes, places)

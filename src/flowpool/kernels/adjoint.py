@@ -23,7 +23,7 @@ from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, st
 from flowpool.kernels.machine.linear import padded, row_products
 from flowpool.kernels.machine.rows import draw, stay_apart
 from flowpool.kernels.memory import open_graph, open_span
-from flowpool.kernels.response import hessian_product, keep_plans, respond, scale_direction, self_plan_response
+from flowpool.kernels.response import hessian_product, keep_plans, respond, self_plan_response
 from flowpool.kernels.systems import solve_adjoint, solve_outside
 
 
@@ -56,11 +56,10 @@ def split_cotangent(cotangent, which, features, graph, span):  # type: ignore[no
 
 @kernel
 def respond_to_solution(graph, epsilon):  # type: ignore[no-untyped-def]
-    """Gradient in epsilon; fills dA in ``graph.double.change`` and dg in ``graph.double.dual``, given W in ``solution``."""
+    """Gradient in epsilon; fills dA in ``graph.tangent.change`` and dg in ``graph.tangent.dual``, given W in ``solution``."""
     stay_apart()
-    tangent, here, count, hull = graph.double, graph.here, graph.count, graph.hull
-    scale_direction(here.points, graph.solution, count, graph.dimension, epsilon, tangent.scaled)
-    respond(graph, graph.nodes, graph.length, tangent, tangent.conditional)
+    tangent, here, count, hull = graph.tangent, graph.here, graph.count, graph.hull
+    respond(graph, graph.solution, epsilon, tangent.conditional)
     self_plan_response(graph, graph.solution, epsilon)
     # Rows and columns of dP and dQ sum to zero, so only the inner products in the costs count.
     for j in range(0, graph.length, WIDTH):
@@ -84,7 +83,7 @@ def write_gradients(  # type: ignore[no-untyped-def]
 ):
     """Writes the gradients in the nodes ``first .. last`` and in their masses; ``span.outside`` is W outside the hull."""
     stay_apart()
-    count, features, tangent = graph.count, nodes.shape[1], graph.double
+    count, features, tangent = graph.count, nodes.shape[1], graph.tangent
     width, way, ends = padded(features), span.outside, span.parked
     for node in range(first, last):
         # A node without mass may lie outside the hull, where the cost changes by -2 w_i.y_j, too.
@@ -119,7 +118,7 @@ def write_gradients(  # type: ignore[no-untyped-def]
 def keep_left(graph, span, cotangent, which, features, epsilon, left):  # type: ignore[no-untyped-def]
     """Writes ``V - H W``; ``span.outside`` is W outside the hull, where H is 2 Q."""
     stay_apart()
-    hessian_product(graph, graph.solution, epsilon, 0.0, True, graph.image)
+    hessian_product(graph, graph.solution, epsilon, 0.0, graph.image)
     for i in range(graph.count):
         for d in range(features):
             value = cotangent[which, i, d]

@@ -110,20 +110,10 @@ def fill_graph(graph, span, merged, atoms, point_masses):  # type: ignore[no-unt
     for e in range(1 + graph.hull):
         for j in range(length):
             graph.nodes[e, j] = span.turned[e, j]
-        to_single(graph.nodes, e, length, graph.single_nodes)
     fill_moment_columns(graph.nodes, length, graph.hull, graph.lead)
     for i in range(count):
         for e in range(padded(dimension)):
             graph.there.points[i, e] = span.parked[i, e] if e < dimension else 0.0
-
-
-@kernel
-def to_single(source, row, length, target):  # type: ignore[no-untyped-def]
-    """Copies a row as float32 numbers, with zeros up to a multiple of sixteen."""
-    for j in range(length):
-        target[row, j] = source[row, j]
-    for j in range(length, 2 * padded((length + 1) // 2)):
-        target[row, j] = 0.0
 
 
 @kernel

@@ -165,8 +165,8 @@ def form_hessian(graph, epsilon):  # type: ignore[no-untyped-def]
         pair_weights(
             count,
             width,
-            from_column(graph.double.conditional, start),
-            from_column(graph.double.plan, start),
+            from_column(graph.tangent.conditional, start),
+            from_column(graph.tangent.plan, start),
             graph.pairs,
         )
         moments = graph.moments if start == 0 else graph.block_moments

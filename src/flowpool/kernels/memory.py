@@ -6,11 +6,9 @@ as large as R says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from flowpool.kernels.machine.jit import shared
 from flowpool.kernels.machine.linear import padded
-from flowpool.kernels.machine.memory import PLACE, Field, Table, arranger, doubles, number, opener, singles
+from flowpool.kernels.machine.memory import PLACE, Table, arranger, doubles, number, opener
 
 BLOCK = 128  # nodes whose moments are taken at once; the weights of a block stay in the first-level cache
 
@@ -29,7 +27,6 @@ BLOCK = 128  # nodes whose moments are taken at once; the weights of a block sta
     AFFINE,  # Q + 1
     LEAD,  # K <= R, directions of which the Hessian is formed
     COLUMNS,  # 1 + R + K (K + 1) / 2: the rows of the nodes with their products
-    FLAT,  # 1 + R
     PAIRS,  # M (M + 1) / 2
     BLOCKS,
     MOMENTS,  # 1 + K + K (K + 1) / 2
@@ -38,7 +35,7 @@ BLOCK = 128  # nodes whose moments are taken at once; the weights of a block sta
     WIDE,  # M K and one more block, because a block may be stored past the last column
     TWICE,  # 2 M
     SIZES,
-) = range(22)
+) = range(21)
 
 # Nodes and start while they are rotated.
 SPAN = Table(
@@ -63,16 +60,15 @@ _PLACE = Table(
 )
 
 
-def _tangent(name: str, array: Callable[[int, int], Field]) -> Table:
-    """The plan where the Hessian was taken, and how it changes along a direction, in one of two precisions."""
-    return Table(
-        name,
-        conditional=array(POINTS, NODES),  # A
-        plan=array(POINTS, NODES),  # P
-        change=array(POINTS, NODES),  # dP or dA
-        dual=array(ONE, NODES),  # dg
-        scaled=array(POINTS, AFFINE),  # the direction
-    )
+# The plan where the Hessian was taken, and how it changes along a direction.
+_TANGENT = Table(
+    "Tangent",
+    conditional=doubles(POINTS, NODES),  # A
+    plan=doubles(POINTS, NODES),  # P
+    change=doubles(POINTS, NODES),  # dP or dA
+    dual=doubles(ONE, NODES),  # dg
+    scaled=doubles(POINTS, AFFINE),  # the direction
+)
 
 
 GRAPH = Table(
@@ -81,7 +77,6 @@ GRAPH = Table(
     point_masses=doubles(ONE, POINTS),
     masses=doubles(ONE, NODES),
     nodes=doubles(COLUMNS, NODES),  # a row of ones, the R coordinates, the products of the first K of them
-    single_nodes=singles(FLAT, NODES),  # the first 1 + R of these rows in float32
     length=number(NODES),
     count=number(POINTS),
     hull=number(HULL),
@@ -138,8 +133,7 @@ GRAPH = Table(
     response_inverse=doubles(ONE, POINTS),
     self_response=doubles(POINTS, POINTS),
     self_response_inverse=doubles(ONE, POINTS),
-    double=_tangent("Tangent", doubles),
-    single=_tangent("SingleTangent", singles),
+    tangent=_TANGENT,
     # and its part in the leading coordinates, with two factors of it.
     pairs=doubles(PAIRS, BLOCKS),  # P_ij A_lj
     moments=doubles(PAIRS, MOMENTS),
@@ -193,7 +187,6 @@ def set_graph_sizes(sizes, count, length, hull, dimension, lead):  # type: ignor
     sizes[AFFINE] = dimension + 1
     sizes[LEAD] = lead
     sizes[COLUMNS] = 1 + hull + products
-    sizes[FLAT] = 1 + hull
     sizes[PAIRS] = count * (count + 1) // 2
     sizes[BLOCKS] = BLOCK
     sizes[MOMENTS] = 1 + lead + products

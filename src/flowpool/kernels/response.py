@@ -4,14 +4,10 @@ With ``p_ij = 2 w_i.(x_i - y_j)``, the change of the cost along W, the potential
 ``dP_ij = P_ij (df_i + dg_j - p_ij) / epsilon``; its rows and columns sum to zero. In the same way
 ``dQ_ik = Q_ik (dh_i + dh_k - q_ik) / epsilon`` with ``q_ik = 2 (x_i - x_k).(w_i - w_k)``, and
 ``H W = 2 (Q W + dQ X - dP Y)``. In the kernels p, df and dg are in units of epsilon.
-
-What is as long as the nodes is done in either precision. Conjugate gradients that are stopped after a digit or two need no
-more than float32, which has twice as many numbers in a register.
 """
 
 from __future__ import annotations
 
-from flowpool.kernels.cloud import to_single
 from flowpool.kernels.machine.jit import kernel, shared
 from flowpool.kernels.machine.lanes import (
     WIDTH,
@@ -20,11 +16,9 @@ from flowpool.kernels.machine.lanes import (
     load,
     multiply,
     splat,
-    spread,
     store,
     subtract,
     total,
-    width_of,
 )
 from flowpool.kernels.machine.linear import add_combinations, factorise, padded, row_products, substitute, transpose
 from flowpool.kernels.machine.rows import stay_apart
@@ -36,15 +30,13 @@ from flowpool.kernels.sinkhorn import affine, schur_matrix
 def keep_plans(graph):  # type: ignore[no-untyped-def]
     """Copies the points and plans of the last evaluation; products use the copy, while the next one overwrites the plans."""
     stay_apart()
-    double, single, count = graph.double, graph.single, graph.count
+    tangent, count = graph.tangent, graph.count
     for i in range(count):
         for j in range(0, graph.length, WIDTH):
-            store(double.conditional, i, j, load(graph.conditional, i, j))
-            store(double.plan, i, j, load(graph.plan, i, j))
+            store(tangent.conditional, i, j, load(graph.conditional, i, j))
+            store(tangent.plan, i, j, load(graph.plan, i, j))
         for k in range(0, padded(count), WIDTH):
             store(graph.kept_self_plan, i, k, load(graph.self_plan, i, k))
-        to_single(graph.conditional, i, graph.length, single.conditional)
-        to_single(graph.plan, i, graph.length, single.plan)
     transpose(graph.here.points, count, graph.dimension, graph.kept_columns)
 
 
@@ -85,15 +77,15 @@ def cost_changes(nodes, length, hull, dimension, count, tangent, right):  # type
     """
     stay_apart()
     change, dual = tangent.change, tangent.dual
-    for j in range(0, length, width_of(nodes)):
+    for j in range(0, length, WIDTH):
         affine(nodes, hull, dimension, count, tangent.scaled, change, j)
-        column = spread(nodes, 0.0)
+        column = splat(0.0)
         for i in range(count):
             column = fma(load(tangent.conditional, i, j), load(change, i, j), column)
         store(dual, 0, j, column)
     for i in range(count):
-        inner = spread(nodes, 0.0)
-        for j in range(0, length, width_of(nodes)):
+        inner = splat(0.0)
+        for j in range(0, length, WIDTH):
             inner = fma(load(tangent.plan, i, j), subtract(load(change, i, j), load(dual, 0, j)), inner)
         right[0, i] = total(inner)
 
@@ -106,20 +98,22 @@ def plan_changes(length, count, step, tangent, weights):  # type: ignore[no-unty
     """
     stay_apart()
     change, dual = tangent.change, tangent.dual
-    for j in range(0, length, width_of(change)):
+    for j in range(0, length, WIDTH):
         value = load(dual, 0, j)
         for i in range(count):
-            value = fma(spread(change, -step[0, i]), load(tangent.conditional, i, j), value)
+            value = fma(splat(-step[0, i]), load(tangent.conditional, i, j), value)
         store(dual, 0, j, value)
         for i in range(count):
-            moved = subtract(add(spread(change, step[0, i]), value), load(change, i, j))
+            moved = subtract(add(splat(step[0, i]), value), load(change, i, j))
             store(change, i, j, multiply(load(weights, i, j), moved))
 
 
 @shared
-def respond(graph, nodes, length, tangent, weights):  # type: ignore[no-untyped-def]
-    """Fills ``tangent.change`` with dP or dA, as :func:`plan_changes` has it, and ``tangent.dual`` with dg."""
-    cost_changes(nodes, length, graph.hull, graph.dimension, graph.count, tangent, graph.small_right)
+def respond(graph, direction, epsilon, weights):  # type: ignore[no-untyped-def]
+    """Fills ``graph.tangent.change`` with dP or dA, as :func:`plan_changes` has it, and its ``dual`` with dg."""
+    tangent, length = graph.tangent, graph.length
+    scale_direction(graph.here.points, direction, graph.count, graph.dimension, epsilon, tangent.scaled)
+    cost_changes(graph.nodes, length, graph.hull, graph.dimension, graph.count, tangent, graph.small_right)
     substitute(graph.response, graph.count, graph.response_inverse, graph.small_right, graph.step, 0)
     plan_changes(length, graph.count, graph.step, tangent, weights)
 
@@ -156,25 +150,16 @@ def self_plan_response(graph, direction, epsilon):  # type: ignore[no-untyped-de
 
 
 @kernel
-def hessian_product(graph, direction, epsilon, shift, fine, result):  # type: ignore[no-untyped-def]
+def hessian_product(graph, direction, epsilon, shift, result):  # type: ignore[no-untyped-def]
     """Fills ``result`` with ``(H + shift diag(2 a)) W``, ``(M, Q)``, for the Hessian at ``here``.
 
     Args:
         direction: W, ``(M, Q)``.
-        fine: in float64 throughout; otherwise all that is as long as the nodes is done in float32.
     """
     stay_apart()
     count, hull, dimension, points = graph.count, graph.hull, graph.dimension, graph.here.points
-    if fine:
-        tangent = graph.double
-        scale_direction(points, direction, count, dimension, epsilon, tangent.scaled)
-        respond(graph, graph.nodes, graph.length, tangent, tangent.plan)
-        row_products(tangent.change, count, graph.nodes, 1, hull, graph.length, result, False)
-    else:
-        length, rough = 2 * padded((graph.length + 1) // 2), graph.single
-        scale_direction(points, direction, count, dimension, epsilon, rough.scaled)
-        respond(graph, graph.single_nodes, length, rough, rough.plan)
-        row_products(rough.change, count, graph.single_nodes, 1, hull, length, result, False)
+    respond(graph, direction, epsilon, graph.tangent.plan)
+    row_products(graph.tangent.change, count, graph.nodes, 1, hull, graph.length, result, False)
     self_plan_response(graph, direction, epsilon)
     width = padded(dimension)
     for i in range(count):

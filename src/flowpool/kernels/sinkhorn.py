@@ -20,7 +20,6 @@ from flowpool.kernels.machine.lanes import (
     load,
     multiply,
     splat,
-    spread,
     store,
     subtract,
 )
@@ -48,27 +47,27 @@ def scale_rows(points, dimension, count, potential, epsilon, scaled):  # type: i
 
 @shared
 def affine(nodes, hull, dimension, count, scaled, result, j):  # type: ignore[no-untyped-def]
-    """``result_ij = scaled_iQ + sum_e scaled_ie y_je`` for the nodes that are taken at a time from j on, in either precision."""
+    """``result_ij = scaled_iQ + sum_e scaled_ie y_je`` for the nodes that are taken at a time from j on."""
     last = count // 4 * 4
     for i in range(0, last, 4):
-        first = spread(result, scaled[i, dimension])
-        second = spread(result, scaled[i + 1, dimension])
-        third = spread(result, scaled[i + 2, dimension])
-        fourth = spread(result, scaled[i + 3, dimension])
+        first = splat(scaled[i, dimension])
+        second = splat(scaled[i + 1, dimension])
+        third = splat(scaled[i + 2, dimension])
+        fourth = splat(scaled[i + 3, dimension])
         for e in range(hull):
             value = load(nodes, e + 1, j)
-            first = fma(spread(result, scaled[i, e]), value, first)
-            second = fma(spread(result, scaled[i + 1, e]), value, second)
-            third = fma(spread(result, scaled[i + 2, e]), value, third)
-            fourth = fma(spread(result, scaled[i + 3, e]), value, fourth)
+            first = fma(splat(scaled[i, e]), value, first)
+            second = fma(splat(scaled[i + 1, e]), value, second)
+            third = fma(splat(scaled[i + 2, e]), value, third)
+            fourth = fma(splat(scaled[i + 3, e]), value, fourth)
         store(result, i, j, first)
         store(result, i + 1, j, second)
         store(result, i + 2, j, third)
         store(result, i + 3, j, fourth)
     for i in range(last, count):
-        first = spread(result, scaled[i, dimension])
+        first = splat(scaled[i, dimension])
         for e in range(hull):
-            first = fma(spread(result, scaled[i, e]), load(nodes, e + 1, j), first)
+            first = fma(splat(scaled[i, e]), load(nodes, e + 1, j), first)
         store(result, i, j, first)
 
 

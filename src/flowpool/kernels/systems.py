@@ -34,11 +34,6 @@ from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill, inner_product, norm
 from flowpool.kernels.response import hessian_product
 
-# Rounding of products in float32 is divided by epsilon: below this one, in units of R^2, they show curvatures of -1 that are not
-# there, and a flow that lacks nothing went on for 1000 steps.
-SHARPEST = 1e-3
-BLURRED = 1e-4  # curvature that products in float32 may mistake for zero, or zero for it
-
 
 @kernel
 def scale_points(one, factor, graph, result):  # type: ignore[no-untyped-def]
@@ -100,7 +95,7 @@ def solve_model(graph, factor, pivots, right, solution):  # type: ignore[no-unty
 
 @kernel
 def conjugate_gradients(  # type: ignore[no-untyped-def]
-    graph, epsilon, shift, precision, longest, guessed, fine, least, factor, pivots
+    graph, epsilon, shift, precision, longest, guessed, least, factor, pivots
 ):
     """Smallest curvature met, relative to ``diag(2 a)``, in solving ``(H + shift diag(2 a)) solution = right``.
 
@@ -110,7 +105,6 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
         precision: relative size of the rest, in the metric of the model, at which to stop.
         longest: length of the solution at which to stop.
         guessed: whether the solution is a guess already.
-        fine: products in float64.
         factor, pivots: of the model in the leading coordinates; that of the others is in ``graph.small``.
     """
     stay_apart()
@@ -121,7 +115,7 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
     strength = inner_product(rest, ready, numbers)
     goal = precision * precision * strength
     if guessed:
-        hessian_product(graph, solution, epsilon, shift, fine, image)
+        hessian_product(graph, solution, epsilon, shift, image)
         combine(rest, -1.0, image, rest, numbers)
         solve_model(graph, factor, pivots, rest, ready)
         strength = inner_product(rest, ready, numbers)
@@ -132,7 +126,7 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
     for _ in range(MOST_CG):
         if not strength > goal:
             break
-        hessian_product(graph, search, epsilon, shift, fine, image)
+        hessian_product(graph, search, epsilon, shift, image)
         curvature = inner_product(search, image, numbers)
         weight = weighted_square(search, graph)
         if not curvature > least * weight:
@@ -151,17 +145,6 @@ def conjugate_gradients(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def solve_by_products(graph, epsilon, shift, precision, longest, guessed, factor, pivots):  # type: ignore[no-untyped-def]
-    """:func:`conjugate_gradients` with products in float32, where these show the curvatures."""
-    stay_apart()
-    fine = epsilon < SHARPEST
-    curvature = conjugate_gradients(graph, epsilon, shift, precision, longest, guessed, fine, 0.0, factor, pivots)
-    if not fine and abs(curvature) < BLURRED:
-        curvature = conjugate_gradients(graph, epsilon, shift, precision, longest, False, True, 0.0, factor, pivots)
-    return curvature
-
-
-@kernel
 def solve_shifted(graph, epsilon, shift, exact, factor, pivots):  # type: ignore[no-untyped-def]
     """Whether ``H + shift diag(2 a)`` is definite, as far as was seen; ``solution`` is then roughly that of ``right``.
 
@@ -175,7 +158,7 @@ def solve_shifted(graph, epsilon, shift, exact, factor, pivots):  # type: ignore
     if exact:
         solve_model(graph, factor, pivots, graph.right, graph.solution)
         return True
-    return solve_by_products(graph, epsilon, shift, ROUGH, math.inf, False, factor, pivots) > 0.0
+    return conjugate_gradients(graph, epsilon, shift, ROUGH, math.inf, False, 0.0, factor, pivots) > 0.0
 
 
 @kernel
@@ -189,7 +172,7 @@ def damped(graph, epsilon, precision, longest, guessed, exact):  # type: ignore[
     if exact:
         solve_model(graph, factor, pivots, graph.right, graph.solution)
         return math.inf
-    return solve_by_products(graph, epsilon, FLAT, precision, longest, guessed, factor, pivots) - FLAT
+    return conjugate_gradients(graph, epsilon, FLAT, precision, longest, guessed, 0.0, factor, pivots) - FLAT
 
 
 @kernel
@@ -253,9 +236,9 @@ def normal_residual(graph, epsilon, penalty, solution, right, result):  # type: 
     """Fills ``result`` with ``H right - (H H + penalty) solution``; ``graph.image`` is scratch."""
     stay_apart()
     numbers = graph.count * padded(graph.dimension)
-    hessian_product(graph, solution, epsilon, 0.0, True, graph.image)
+    hessian_product(graph, solution, epsilon, 0.0, graph.image)
     combine(right, -1.0, graph.image, graph.image, numbers)
-    hessian_product(graph, graph.image, epsilon, 0.0, True, result)
+    hessian_product(graph, graph.image, epsilon, 0.0, result)
     combine(result, -penalty, solution, result, numbers)
 
 
@@ -281,12 +264,12 @@ def solve_adjoint(graph, epsilon, ridge, outside):  # type: ignore[no-untyped-de
             fill(graph.solution, math.nan, numbers)
             return math.nan, -math.inf
     copy(graph.right, graph.velocity, numbers)
-    curvature = conjugate_gradients(graph, epsilon, 0.0, PRECISE, math.inf, False, True, SINGULAR, factor, pivots)
+    curvature = conjugate_gradients(graph, epsilon, 0.0, PRECISE, math.inf, False, SINGULAR, factor, pivots)
     if not curvature > SINGULAR:
-        conjugate_gradients(graph, epsilon, shift, ROUGH, math.inf, False, True, 0.0, factor, pivots)
+        conjugate_gradients(graph, epsilon, shift, ROUGH, math.inf, False, 0.0, factor, pivots)
     # Conjugate gradients with the squared inverse of the model as preconditioner.
     solution, rest, search, ready, image = graph.solution, graph.rest, graph.search, graph.ready, graph.other
-    hessian_product(graph, graph.velocity, epsilon, 0.0, True, rest)
+    hessian_product(graph, graph.velocity, epsilon, 0.0, rest)
     size = norm(rest, numbers)
     solve_model(graph, factor, pivots, rest, ready)
     goal = ADJOINT * ADJOINT * inner_product(ready, ready, numbers)
@@ -297,9 +280,9 @@ def solve_adjoint(graph, epsilon, ridge, outside):  # type: ignore[no-untyped-de
     for _ in range(MOST_CG):
         if not strength > goal:
             break
-        hessian_product(graph, search, epsilon, 0.0, True, graph.image)
+        hessian_product(graph, search, epsilon, 0.0, graph.image)
         bending = inner_product(graph.image, graph.image, numbers) + penalty * inner_product(search, search, numbers)
-        hessian_product(graph, graph.image, epsilon, 0.0, True, image)
+        hessian_product(graph, graph.image, epsilon, 0.0, image)
         combine(image, penalty, search, image, numbers)
         step = strength / bending
         combine(solution, step, search, solution, numbers)

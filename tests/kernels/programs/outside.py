@@ -6,10 +6,10 @@ import numpy as np
 
 from flowpool.kernels.machine.jit import CHECKED, entry
 from flowpool.kernels.machine.lanes import load, splat, store
-from flowpool.kernels.machine.memory import PLACE, Table, arranger, doubles, opener, singles
+from flowpool.kernels.machine.memory import PLACE, Table, arranger, doubles, opener
 from flowpool.kernels.machine.rows import rows_of
 
-PAIR = Table("OutsidePair", first=doubles(0, 1), half=singles(0, 1), last=doubles(0, 1))
+PAIR = Table("OutsidePair", first=doubles(0, 1), last=doubles(0, 1))
 arrange, open_pair = arranger(PAIR), opener(PAIR)
 
 
@@ -36,11 +36,6 @@ def table(numbers, places, row, column):  # type: ignore[no-untyped-def]
     open_pair(numbers, places).first[row, column] = 1.0
 
 
-@entry
-def single(numbers, places, row, column):  # type: ignore[no-untyped-def]
-    open_pair(numbers, places).half[row, column] = 1.0
-
-
 def stopped(kernel, *arguments) -> bool:  # type: ignore[no-untyped-def]
     try:
         kernel(*arguments)
@@ -52,7 +47,7 @@ def stopped(kernel, *arguments) -> bool:  # type: ignore[no-untyped-def]
 def main() -> None:
     assert CHECKED
     values = np.zeros((3, 8))
-    sizes, places = np.array([2, 8]), np.zeros((3, PLACE), np.int64)
+    sizes, places = np.array([2, 8]), np.zeros((2, PLACE), np.int64)
     numbers = np.zeros(arrange(sizes, places))
     if stopped(read, values, 3, 0) and stopped(read, values, 0, -1) and stopped(read, values, 2, 8):
         print("read")
@@ -62,12 +57,10 @@ def main() -> None:
         print("lane")
     if stopped(table, numbers, places, 2, 0) and stopped(table, numbers, places, 0, -1):
         print("table")
-    if stopped(single, numbers, places, 2, 0):
-        print("single")
     assert not values.any() and not numbers.any(), "something was written before it was stopped"
     inside = (
         not stopped(read, values, 2, 7), not stopped(write, values, 2, 7), not stopped(lane, values, 2, 0),
-        not stopped(table, numbers, places, 1, 7), not stopped(single, numbers, places, 1, 15),
+        not stopped(table, numbers, places, 1, 7),
     )  # fmt: skip
     if all(inside):
         print("inside")

@@ -5,9 +5,6 @@ length 16. Here a kernel says what it wants: :func:`load` takes eight neighbouri
 all of them, :func:`store` puts them back. Rows are padded to a multiple of eight. The code is lowered to whatever vector
 registers the machine has.
 
-Of rows of float32 numbers it is sixteen at a time. A kernel that takes :func:`width_of` its rows and fills lanes by
-:func:`spread` works in either precision.
-
 None of the operations may assume the absence of NaN or infinity.
 """
 
@@ -22,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 from flowpool.kernels.machine.jit import kernel
-from flowpool.kernels.machine.rows import item_pointer, rows_type, singles_type
+from flowpool.kernels.machine.rows import item_pointer
 
 WIDTH = 8
 
@@ -32,60 +29,41 @@ _INTEGERS = ir.VectorType(ir.IntType(64), WIDTH)
 
 
 class Lanes(types.Type):
-    """Type of some numbers held in registers: eight of float64, sixteen of float32."""
-
-    def __init__(self, number: Any, width: int) -> None:
-        self.number, self.width = number, width
-        super().__init__(name=f"flowpool.Lanes({number})")
+    """Type of eight float64 numbers held in registers."""
 
 
-lanes = Lanes(types.float64, WIDTH)
-single_lanes = Lanes(types.float32, 2 * WIDTH)
-_LANES = {rows_type: lanes, singles_type: single_lanes}
-_VECTORS = {lanes: _VECTOR, single_lanes: ir.VectorType(ir.FloatType(), 2 * WIDTH)}
+lanes = Lanes("flowpool.Lanes")
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, frontend_type: Any) -> None:
-        super().__init__(manager, frontend_type, _VECTORS[frontend_type])
+        super().__init__(manager, frontend_type, _VECTOR)
 
 
 @intrinsic
 def load(_context: Any, rows: Any, row: Any, column: Any) -> Any:
     """``rows[row, column:column + 8]``."""
-    kind = _LANES[rows]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        start = item_pointer(context, builder, rows, arguments[0], arguments[1], arguments[2], kind.width)
-        pointer = builder.bitcast(start, _VECTORS[kind].as_pointer())
-        return builder.load(pointer, align=kind.number.bitwidth // 8)
+        start = item_pointer(context, builder, arguments[0], arguments[1], arguments[2], WIDTH)
+        pointer = builder.bitcast(start, _VECTOR.as_pointer())
+        return builder.load(pointer, align=8)
 
-    return kind(rows, types.intp, types.intp), generate
+    return lanes(rows, types.intp, types.intp), generate
 
 
 @intrinsic
 def store(_context: Any, rows: Any, row: Any, column: Any, value: Any) -> Any:
     """``rows[row, column:column + 8] = value``."""
-    kind = _LANES[rows]
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        start = item_pointer(context, builder, rows, arguments[0], arguments[1], arguments[2], kind.width)
-        pointer = builder.bitcast(start, _VECTORS[kind].as_pointer())
-        builder.store(arguments[3], pointer, align=kind.number.bitwidth // 8)
+        start = item_pointer(context, builder, arguments[0], arguments[1], arguments[2], WIDTH)
+        pointer = builder.bitcast(start, _VECTOR.as_pointer())
+        builder.store(arguments[3], pointer, align=8)
         return context.get_dummy_value()
 
-    return types.void(rows, types.intp, types.intp, kind), generate
-
-
-@intrinsic
-def width_of(_context: Any, rows: Any) -> Any:
-    """How many numbers of these rows are taken at a time."""
-
-    def generate(_context: Any, _builder: Any, _signature: Any, _arguments: Any) -> Any:
-        return ir.Constant(ir.IntType(64), _LANES[rows].width)
-
-    return types.intp(rows), generate
+    return types.void(rows, types.intp, types.intp, lanes), generate
 
 
 def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
@@ -104,41 +82,25 @@ def splat(_context: Any, scalar: Any) -> Any:
     return lanes(types.float64), generate
 
 
-@intrinsic
-def spread(_context: Any, rows: Any, scalar: Any) -> Any:
-    """As many copies of a number as are taken of these rows at a time."""
-    kind = _LANES[rows]
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return _splat(builder, arguments[1], _VECTORS[kind])
-
-    return kind(rows, kind.number), generate
-
-
 def _elementwise(operation: Callable[..., Any], count: int, doc: str) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return operation(builder, *arguments)
 
-    if count == 2:
-
-        def binary(_context: Any, first: Any, second: Any) -> Any:
-            return first(first, first), generate
-
-        binary.__doc__ = doc
-        return intrinsic(binary)
+    def binary(_context: Any, first: Any, second: Any) -> Any:
+        return lanes(lanes, lanes), generate
 
     def ternary(_context: Any, first: Any, second: Any, third: Any) -> Any:
-        return first(first, first, first), generate
+        return lanes(lanes, lanes, lanes), generate
 
-    ternary.__doc__ = doc
-    return intrinsic(ternary)
+    typed = binary if count == 2 else ternary
+    typed.__doc__ = doc
+    return intrinsic(typed)
 
 
 def _fused(builder: Any, first: Any, second: Any, third: Any) -> Any:
     # fmuladd, not fma: a machine without the fused instruction then multiplies and adds instead of calling a library.
-    kind = first.type
-    name = f"llvm.fmuladd.v{kind.count}f{64 if kind.element == _DOUBLE else 32}"
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{WIDTH}f64")
     return builder.call(function, [first, second, third])
 
 
@@ -157,13 +119,11 @@ fma = _elementwise(_fused, 3, "x y + z")
 
 @intrinsic
 def total(_context: Any, value: Any) -> Any:
-    """Sum of the numbers, as float64."""
+    """Sum of the eight numbers."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        current, width = arguments[0], value.width
+        current, width = arguments[0], WIDTH
         while width > 1:  # halves are added, so the order of the sum is fixed
-            if width == 4 and value is not lanes:
-                current = builder.fpext(current, ir.VectorType(_DOUBLE, width))
             width //= 2
             halves = []
             for start in (0, width):
@@ -172,7 +132,7 @@ def total(_context: Any, value: Any) -> Any:
             current = builder.fadd(*halves)
         return builder.extract_element(current, ir.Constant(ir.IntType(32), 0))
 
-    return types.float64(value), generate
+    return types.float64(lanes), generate
 
 
 @intrinsic

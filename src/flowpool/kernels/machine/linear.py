@@ -8,7 +8,7 @@ unknowns at a time. Between them it takes ``U[k, j] / pivot[k]``, so that no piv
 from __future__ import annotations
 
 from flowpool.kernels.machine.jit import kernel, shared
-from flowpool.kernels.machine.lanes import WIDTH, add, fma, load, multiply, splat, spread, store, total, width_of
+from flowpool.kernels.machine.lanes import WIDTH, add, fma, load, multiply, splat, store, total
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, fill, norm
 
@@ -265,7 +265,7 @@ def add_outer(rows, count, weighted, size, matrix):  # type: ignore[no-untyped-d
 
 @kernel
 def row_products(left, left_count, right, right_first, right_count, length, result, upper):  # type: ignore[no-untyped-def]
-    """``result[i, k] = sum_j left[i, j] right[right_first + k, j]``, in tiles of three by two rows, in either precision.
+    """``result[i, k] = sum_j left[i, j] right[right_first + k, j]``, in tiles of three by two rows.
 
     Six sums of eight numbers and what they are made of fit into sixteen registers of four numbers.
 
@@ -279,13 +279,13 @@ def row_products(left, left_count, right, right_first, right_count, length, resu
         for i0 in range(0, min(left_count, k1 + 1) if upper else left_count, 3):
             i1 = min(i0 + 1, left_count - 1)
             i2 = min(i0 + 2, left_count - 1)
-            sum00 = spread(left, 0.0)
-            sum01 = spread(left, 0.0)
-            sum10 = spread(left, 0.0)
-            sum11 = spread(left, 0.0)
-            sum20 = spread(left, 0.0)
-            sum21 = spread(left, 0.0)
-            for j in range(0, length, width_of(left)):
+            sum00 = splat(0.0)
+            sum01 = splat(0.0)
+            sum10 = splat(0.0)
+            sum11 = splat(0.0)
+            sum20 = splat(0.0)
+            sum21 = splat(0.0)
+            for j in range(0, length, WIDTH):
                 first = load(right, right_first + k0, j)
                 second = load(right, right_first + k1, j)
                 value = load(left, i0, j)

@@ -22,12 +22,12 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, mod
 
 from flowpool.kernels.machine.jit import CHECKED, shared
 from flowpool.kernels.machine.linear import padded
-from flowpool.kernels.machine.rows import make_rows, rows_type, singles_type
+from flowpool.kernels.machine.rows import make_rows, rows_type
 
 LINE = 8  # float64 numbers in a line of the cache
 PLACE = 3  # words that tell where an array is: its first number, the distance between rows, how many numbers it has
-_NUMBER, _DOUBLES, _SINGLES = 0, 1, 2
-_KINDS = {_NUMBER: types.intp, _DOUBLES: rows_type, _SINGLES: singles_type}
+_NUMBER, _DOUBLES = 0, 1
+_KINDS = {_NUMBER: types.intp, _DOUBLES: rows_type}
 _NUMBERS, _PLACES = types.CPointer(types.float64), types.CPointer(types.intp)
 
 
@@ -42,11 +42,6 @@ class Field(NamedTuple):
 def doubles(rows: int, columns: int) -> Field:
     """An array of float64 numbers; its rows are padded to a multiple of eight."""
     return Field(_DOUBLES, rows, columns)
-
-
-def singles(rows: int, columns: int) -> Field:
-    """An array of float32 numbers; its rows are padded to a multiple of sixteen."""
-    return Field(_SINGLES, rows, columns)
 
 
 def number(size: int) -> Field:
@@ -106,11 +101,7 @@ def _field(context: Any, builder: Any, table: Table, value: Any, name: str) -> A
         return first
     data, stride = builder.gep(whole.numbers, [first]), builder.load(_at(builder, whole.places, PLACE * place + 1))
     size = builder.load(_at(builder, whole.places, PLACE * place + 2)) if CHECKED else None
-    if kind.kind == _SINGLES:
-        data = builder.bitcast(data, ir.FloatType().as_pointer())
-        stride = builder.add(stride, stride)
-        size = builder.add(size, size) if CHECKED else None
-    return make_rows(context, builder, data, stride, size, _KINDS[kind.kind])
+    return make_rows(context, builder, data, stride, size)
 
 
 @shared
@@ -136,7 +127,7 @@ def arranger(table: Table) -> Any:
             if shapes[k, 0] == _NUMBER:
                 places[k, 0] = rows
             else:
-                stride = padded(columns) if shapes[k, 0] == _DOUBLES else padded((columns + 1) // 2)
+                stride = padded(columns)
                 places[k, 0], places[k, 1], places[k, 2] = used, stride, rows * stride
                 used += rows * stride
         return used

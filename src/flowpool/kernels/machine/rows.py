@@ -22,28 +22,23 @@ from flowpool.kernels.machine.jit import CHECKED
 
 
 class Rows(types.Type):
-    """Type of a row-major matrix of floating-point numbers."""
-
-    def __init__(self, number: Any) -> None:
-        self.number = number
-        super().__init__(name=f"flowpool.Rows({number})")
+    """Type of a row-major matrix of float64 numbers."""
 
 
-rows_type = Rows(types.float64)
-singles_type = Rows(types.float32)
+rows_type = Rows("flowpool.Rows")
 _WORD = ir.IntType(64)
 
 
 @register_model(Rows)
 class _RowsModel(models.StructModel):
     def __init__(self, manager: Any, frontend_type: Any) -> None:
-        members = [("data", types.CPointer(frontend_type.number)), ("stride", types.intp)]
+        members = [("data", types.CPointer(types.float64)), ("stride", types.intp)]
         super().__init__(manager, frontend_type, members + [("size", types.intp)] * CHECKED)
 
 
-def item_pointer(context: Any, builder: Any, kind: Rows, rows: Any, row: Any, column: Any, width: int = 1) -> Any:
-    """LLVM pointer to the first of ``width`` neighbouring entries of rows of some kind."""
-    structure = cgutils.create_struct_proxy(kind)(context, builder, value=rows)
+def item_pointer(context: Any, builder: Any, rows: Any, row: Any, column: Any, width: int = 1) -> Any:
+    """LLVM pointer to the first of ``width`` neighbouring entries of rows."""
+    structure = cgutils.create_struct_proxy(rows_type)(context, builder, value=rows)
     place = builder.add(builder.mul(row, structure.stride), column)
     if CHECKED:
         low = builder.icmp_signed("<", place, ir.Constant(_WORD, 0))
@@ -53,9 +48,9 @@ def item_pointer(context: Any, builder: Any, kind: Rows, rows: Any, row: Any, co
     return builder.gep(structure.data, [place])
 
 
-def make_rows(context: Any, builder: Any, data: Any, stride: Any, size: Any, kind: Rows = rows_type) -> Any:
-    """Rows of some kind from an LLVM pointer, the distance between rows, and how many numbers there are."""
-    structure = cgutils.create_struct_proxy(kind)(context, builder)
+def make_rows(context: Any, builder: Any, data: Any, stride: Any, size: Any) -> Any:
+    """Rows from an LLVM pointer, the distance between rows, and how many numbers there are."""
+    structure = cgutils.create_struct_proxy(rows_type)(context, builder)
     structure.data, structure.stride = data, stride
     if CHECKED:
         structure.size = size
@@ -65,7 +60,7 @@ def make_rows(context: Any, builder: Any, data: Any, stride: Any, size: Any, kin
 @type_callable(operator.getitem)
 def _type_read(_context: Any) -> Any:
     def typer(rows: Any, _index: Any) -> Any:
-        return rows.number if isinstance(rows, Rows) else None
+        return types.float64 if isinstance(rows, Rows) else None
 
     return typer
 
@@ -84,7 +79,7 @@ def _entry(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     row, column = (
         context.cast(builder, value, kind, types.intp) for value, kind in zip((row, column), kinds, strict=True)
     )
-    return item_pointer(context, builder, signature.args[0], arguments[0], row, column)
+    return item_pointer(context, builder, arguments[0], row, column)
 
 
 @lower_builtin(operator.getitem, Rows, types.BaseTuple)
@@ -94,7 +89,7 @@ def _read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 @lower_builtin(operator.setitem, Rows, types.BaseTuple, types.Number)
 def _write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    value = context.cast(builder, arguments[2], signature.args[2], signature.args[0].number)
+    value = context.cast(builder, arguments[2], signature.args[2], types.float64)
     builder.store(value, _entry(context, builder, signature, arguments))
     return context.get_dummy_value()
 

@@ -16,6 +16,8 @@ from explore.test_runs import write_run
 
 from flowpool.explore import compare, graphs, play
 from flowpool.explore.server import Explorer, make_explorer
+from flowpool.lab.datasets.source import Source
+from flowpool.lab.options import Columns
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'flowpool[dev]' brings it")
 Page, expect = sync_api.Page, sync_api.expect
@@ -308,7 +310,7 @@ def test_a_point_shows_its_atoms(watched: Watched, explorer: Explorer) -> None:
     page = watched.page
     watched.open(explorer, "graphs")
     watched.settle()
-    given = graphs.answer(None, watched.asked("graph"))
+    given = graphs.answer(None, None, watched.asked("graph"))
     expect(page.locator("#graphs-graph .atom")).to_have_count(19)
     assert page.locator(".faint").count() == 0
     page.locator("#graphs-plane .point").nth(0).click()
@@ -328,6 +330,58 @@ def test_a_point_shows_its_atoms(watched: Watched, explorer: Explorer) -> None:
     page.select_option("#graphs-dataset", "SHAPES")
     expect(page.locator("#graphs-about")).to_contain_text("SHAPES, graph 0 of 0 to 499")
     expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_pasted_table_is_drawn(watched: Watched, explorer: Explorer) -> None:
+    page = watched.page
+    watched.open(explorer, "graphs")
+    watched.settle()
+    page.select_option("#graphs-dataset", graphs.PASTED)
+    page.fill("#graphs-table", "carbon 6 4\noxygen 8 2\nhydrogen 1 1\n\na 0\nb 1")
+    page.click("#graphs-apply")
+    expect(page.locator("#notice")).to_contain_text("Line 5 has 1 numbers, where the lines before have 2")
+    page.fill("#graphs-table", "carbon 6 4\noxygen 8 2\nhydrogen 1 1\n\na 0 1\nb 1 0")
+    page.click("#graphs-apply")
+    expect(page.locator("#graphs-about")).to_contain_text("pasted table, graph 0 of 0 to 1: 3 nodes, 0 edges.")
+    expect(page.locator("#graphs-graph .atom text").nth(2)).to_have_text("hydrogen")
+    expect(page.locator("#notice")).to_be_hidden()
+    page.click("#graphs-after")
+    expect(page.locator("#graphs-graph .atom")).to_have_count(2)
+    assert watched.complaints == ["Failed to load resource: the server responded with a status of 400 (Bad Request)"]
+
+
+def test_a_file_of_the_reader_s_own_is_shown_first(watched: Watched, tmp_path: Path) -> None:
+    pytest.importorskip("rdkit")
+    (tmp_path / "mine.csv").write_text("smiles,name\nCCO,ethanol\nc1ccccc1,benzene\n")
+    own = Source(str(tmp_path / "mine.csv"), None, Columns(smiles="smiles", target="name")).checked(targets=False)
+    with make_explorer(None, tmp_path, own=own) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        watched.open(made, "graphs")
+        expect(watched.page.locator("#graphs-about")).to_contain_text(
+            "mine, graph 0 of 0 to 1: 3 nodes, 2 edges, class ethanol."
+        )
+        watched.page.goto(f"{made.url}#/runs")
+        expect(watched.page.locator("#runs-none")).to_contain_text("flowpool evaluate MUTAG")
+        made.shutdown()
+
+
+def test_what_is_waited_for_is_said(watched: Watched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    go = threading.Event()
+    read = graphs.Source.load
+
+    def slow(source: Source, *given: Any) -> Any:
+        go.wait(60)
+        return read(source, *given)
+
+    monkeypatch.setattr(graphs.Source, "load", slow)
+    with make_explorer(None, tmp_path) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        watched.page.goto(f"{made.url}#/graphs")
+        expect(watched.page.locator("#notice")).to_have_text(re.compile("Reading MUTAG\\."), timeout=PATIENCE)
+        watched.open(made, "play")  # is answered meanwhile
+        assert not go.is_set()
+        go.set()
+        made.shutdown()
 
 
 def test_runs_are_listed_and_a_report_runs_no_script(watched: Watched, explorer: Explorer) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from flowpool.explore import graphs
+from flowpool.lab.datasets.source import Source
+from flowpool.lab.options import Columns
 
 DATASET = {"A": "1, 2\n2, 1\n3, 4\n4, 3\n4, 5\n5, 4\n", "graph_indicator": "1\n1\n2\n2\n2\n", "graph_labels": "1\n-1\n"}
 
@@ -17,9 +19,9 @@ def no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLOWPOOL_DATA", raising=False)
 
 
-def ask(data: str | None = None, **changes: Any) -> dict[str, Any]:
-    body = {"dataset": "MUTAG", "graph": 53, "points": 5, "epsilon": 0.1, "seed": 0, "hops": 2}
-    return graphs.answer(data, body | changes)
+def ask(data: str | None = None, own: Source | None = None, **changes: Any) -> dict[str, Any]:
+    body = {"dataset": "MUTAG", "table": "", "graph": 53, "points": 5, "epsilon": 0.1, "seed": 0, "hops": 2}
+    return graphs.answer(data, own, body | changes)
 
 
 def test_every_node_is_divided_and_every_point_gets_its_part() -> None:
@@ -64,7 +66,7 @@ def test_the_plane_of_one_feature_is_a_line() -> None:
 
 def test_datasets_are_those_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowpool.lab.datasets.catalog.cache_folder", lambda: tmp_path / "no cache")
-    assert graphs.list_all(None, {}) == {"datasets": ["MUTAG", "SHAPES"]}
+    assert graphs.list_all(None, None, {}) == {"datasets": ["MUTAG", "SHAPES", graphs.PASTED], "own": None}
     folder = tmp_path / "TINY"
     folder.mkdir()
     for name, text in DATASET.items():
@@ -73,7 +75,7 @@ def test_datasets_are_those_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "notes.txt").write_text("")
     assert graphs.at_hand(str(tmp_path)) == ["MUTAG", "TINY", "SHAPES"]
     given = ask(str(tmp_path), dataset="TINY", graph=1, points=2)
-    assert given["class"] == "-1"
+    assert given["label"] == ", class -1"
     assert given["graphs"] == 2 and given["edges"] == [[0, 1], [1, 2]]
 
 
@@ -100,3 +102,44 @@ def test_a_graph_too_large_to_draw_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(graphs, "MOST_NODES", 18)
     with pytest.raises(ValueError, match="Graph 53 has 19 nodes; the page draws graphs of up to 18 nodes"):
         ask()
+
+
+def test_a_reader_s_own_sets_stand_first_and_keep_their_masses(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = {"x": [[[0.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 1.0], [3.0, 1.0]]], "w": [[1.0, 1.0], [2.0, 1.0, 0.0]]}
+    parquet.write_table(pa.table(rows), tmp_path / "mine.parquet")
+    own = Source(str(tmp_path / "mine.parquet"), None, Columns(nodes="x", masses="w")).checked(targets=False)
+    assert graphs.list_all(None, own, {})["datasets"][0] == graphs.list_all(None, own, {})["own"] == "mine"
+    given = ask(None, own, dataset="mine", graph=1, points=1)
+    assert given["graphs"] == 2 and given["label"] == "" and given["edges"] == []
+    # The one point is the mean; its distance to the nodes is R, which the node without mass does not change.
+    assert given["lost"] == pytest.approx(1.0)
+
+
+def test_a_pasted_table_is_shown_as_it_was_written() -> None:
+    text = "name\tu\tv\nC\t1\t2\nO 2, 3\n\n1;4\n"
+    given = ask(dataset=graphs.PASTED, table=text, graph=0, points=2)
+    assert given["graphs"] == 2 and given["names"] == ["C", "O"]
+    assert given["lost"] == pytest.approx(0.0, abs=1e-6) and np.allclose(
+        np.sort(np.array(given["points"])[:, 0]), [-(0.5**0.5), 0.5**0.5]
+    )
+    assert ask(dataset=graphs.PASTED, table=text, graph=1, points=1)["names"] == [""]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (" \n", "The table is empty: write one node per line"),
+        ("a b\n", "The table is empty"),
+        ("1 2\n1 2 3\n", "Line 2 has 3 numbers, where the lines before have 2"),
+        ("1 2\nC 1 x\n", "Line 2: 'x' is not a finite number"),
+        ("1 nan\n", "Line 1: 'nan' is not a finite number"),
+        ("1 2\nC\n", "Line 2: 'C' is not a finite number"),
+        ("1 " * 101, "Line 1 has 101 numbers; the page takes up to 100"),
+    ],
+)
+def test_what_is_wrong_in_a_pasted_table_is_said_with_its_line(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ask(dataset=graphs.PASTED, table=text, graph=0)

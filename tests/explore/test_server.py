@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import re
 import socket
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from explore.clouds import crescent, question
 
-from flowpool.explore import play, server
+from flowpool.explore import play, server, waiting
 from flowpool.explore.server import ADDRESS, MOST_BYTES, Explorer, make_explorer
 
 PAGE = Path(server.__file__).parent / "page"
@@ -162,6 +163,75 @@ def test_strange_lengths_are_refused(explorer: Explorer, length: str, status: in
         head = f"POST /{explorer.token}/api/echo HTTP/1.1\r\nHost: {ADDRESS}:{explorer.server_port}\r\n"
         raw.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode())
         assert raw.makefile("rb").read().startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_a_get_with_a_body_and_two_lengths_are_refused(explorer: Explorer) -> None:
+    """What is not read would be taken for the next request."""
+    hidden = f"GET /{explorer.token}/main.js HTTP/1.1\r\nHost: {ADDRESS}:{explorer.server_port}\r\n\r\n"
+    for method, path, lengths in (
+        ("GET", "", [len(hidden)]),
+        ("GET", "", [0, 0]),
+        ("GET", "", ["0\r\nTransfer-Encoding: chunked"]),
+        ("POST", "api/echo", [2, 2]),
+        ("POST", "api/echo", [2, 2 + len(hidden)]),
+    ):
+        head = f"{method} /{explorer.token}/{path} HTTP/1.1\r\nHost: {ADDRESS}:{explorer.server_port}\r\n"
+        head += "Content-Type: application/json\r\n" + "".join(f"Content-Length: {length}\r\n" for length in lengths)
+        with socket.create_connection((ADDRESS, explorer.server_port), timeout=20) as raw:
+            raw.sendall(f"{head}\r\n{'{}' if method == 'POST' else ''}{hidden}".encode())
+            answer = raw.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1, (method, lengths)
+
+
+def test_a_slow_answer_ends_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LIMIT", 0.3)
+    entered, over = threading.Event(), threading.Event()
+
+    def slow(body: dict[str, Any]) -> dict[str, Any]:
+        entered.set()
+        over.wait(20)
+        return body
+
+    with Explorer({"slow": slow, "echo": lambda body: body}, lambda name: b"") as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        given: list[Given] = []
+        asking = threading.Thread(target=lambda: given.append(post(made, "slow", {})))
+        asking.start()
+        assert entered.wait(20)
+        assert post(made, "echo", {"a": 1}) == {"a": 1}  # while the other is under way
+        asking.join(20)
+        assert given[0].status == 504 and "took longer than 0.3 seconds and was given up" in given[0]["error"]
+        assert post(made, "echo", {"a": 2}) == {"a": 2}
+        over.set()
+        made.shutdown()
+
+
+def test_what_happens_once_is_said_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LIMIT", 0.1)
+    entered, go = threading.Event(), threading.Event()
+
+    def reading(body: dict[str, Any]) -> dict[str, Any]:
+        with waiting.once("Reading a large dataset."):
+            entered.set()
+            go.wait(20)
+        return body
+
+    with Explorer({"read": reading}, lambda name: b"") as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        given: list[Given] = []
+        asking = threading.Thread(target=lambda: given.append(post(made, "read", {"a": 1})))
+        asking.start()
+        assert entered.wait(20)
+        assert post(made, "waiting", {}) == {"waiting": "Reading a large dataset."}
+        asking.join(0.5)
+        assert asking.is_alive()  # five limits later
+        go.set()
+        asking.join(20)
+        assert given[0] == {"a": 1} and post(made, "waiting", {}) == {"waiting": ""}
+        logging.getLogger("flowpool").warning("Compiling %s.", "kernels")
+        assert post(made, "waiting", {}) == {"waiting": "Compiling kernels."}
+        monkeypatch.setattr(waiting, "_logged", ("", 0.0))
+        made.shutdown()
 
 
 def test_chunks_are_refused(explorer: Explorer) -> None:

@@ -6,9 +6,9 @@ from flowpool.lab.training import Curve
 
 def fold_result(pool: str, fold: int, accuracy: float, seconds: float = 1.0, repeat: int = 0) -> Result:
     """One fold with a single epoch and a single test graph."""
-    chosen = Candidate(8, 0.01, "loss")
-    run = Run(accuracy, [fold], Curve([1.0], [1.0], [1.0]), 0, seconds, 10)
-    return Result(pool, repeat, fold, [fold], [0], 0.25, [chosen], chosen, [run], [])
+    chosen = Candidate({"channels": 8})
+    run = Run(accuracy, [fold], seconds, 0.1, 8, 10, Curve([1.0], [1.0], [1.0]), 0)
+    return Result(pool, repeat, fold, [fold], [0], 0.25, [chosen], chosen, [run], seconds, [])
 
 
 # Differences 0.1, 0.2, 0.3, 0.4: mean 0.25, variance 1/60; times of an epoch 1 and 2, 3, 4, 5 seconds.

@@ -1,6 +1,10 @@
 """The bench times what it says, on the batches that it names."""
 
 import csv
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ from flowpool.lab.datasets import load_dataset
 from flowpool.lab.speed import bench, trained
 from flowpool.lab.speed.bench import Measurement, best_times, write_bench
 from flowpool.lab.speed.cases import Case, graph_case, large_case
+from flowpool.lab.speed.device import Counter, run_on_device
 from flowpool.lab.speed.peers import BASE, flow_peer, layer_peers
 from flowpool.lab.speed.trained import FLOW, run_trained, trained_backbone
 
@@ -108,3 +113,34 @@ def test_pools_take_turns_and_the_best_turn_after_the_first_counts() -> None:
     pools = {name: (lambda name=name: work(name)) for name in lasting}
     assert trained._in_turns(pools, lambda: now, 2) == pytest.approx({"a": 3.0, "b": 2.0})
     assert calls == ["a", "b"] * 3
+
+
+def test_what_a_device_is_asked_for_is_counted() -> None:
+    x = torch.arange(6.0, requires_grad=True)
+    with Counter(torch.device("cpu")) as counter:
+        (x.view(2, 3).T + 1).sum().item()  # two views, two operations, a question
+    assert (counter.operations, counter.waits, counter.copies) == (3, 1, 0)
+    with Counter(torch.device("cuda")) as counter:
+        x.sum()
+    assert counter.operations == 0
+
+
+def test_counts_agree_with_those_of_a_device_that_writes_everything_down() -> None:
+    """Copies and waits of both layers on the stand-in of ``tests/engines``."""
+    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch knows no devices written in Python")
+    program = Path(__file__).parent / "programs" / "device.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=250, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["counted"]["which"] for line in lines] == 2 * ["forward", "backward"]
+    for line in lines:
+        seen, counted = line["seen"], line["counted"]
+        assert counted["copies"] == seen["down"] + seen["up"] and counted["waits"] == seen["down"] + seen["asked"], line
+    assert {line["counted"]["copies"] for line in lines if line["counted"]["method"] == "FlowPool"} == {2}
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match="The device 'nothing' cannot be used here"):
+        next(run_on_device("nothing"))

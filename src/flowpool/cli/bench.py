@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def bench(
-    out: Annotated[Path, typer.Option(help="Folder for bench.csv, bench.png and trained.csv.")] = Path("runs/bench"),
+    out: Annotated[Path, typer.Option(help="Folder for bench.csv, bench.png, trained.csv and device.csv.")] = Path(
+        "runs/bench"
+    ),
     large: Annotated[bool, typer.Option(help="Also measure one graph of 100,000 and one of 1,000,000 nodes.")] = True,
     ott_steps: Annotated[int, typer.Option(help="Steps of the paper's scheme with OTT, if OTT is installed.")] = 100,
     trained: Annotated[
@@ -25,6 +27,10 @@ def bench(
         typer.Option(
             help="Measure only on features of trained networks, and epochs of training: for these datasets, or 'all'."
         ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Measure only what layers ask of this device (cuda, mps, cpu): operations, waits, time."),
     ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
@@ -35,6 +41,9 @@ def bench(
         from flowpool.lab.speed.trained import DATASETS
 
         folder = None if data is None else str(data)
+        if device is not None:
+            _on_device(device, folder, out, as_json)
+            return
         names = DATASETS if trained in (None, "all") else trained.split(",")
         rows: list[Measurement] = []
         epochs: list[TrainedRow] = []
@@ -57,6 +66,27 @@ def bench(
                     show(table)
             if paths:
                 note(f"{processor()}. Written: {', '.join(map(str, paths))}")
+
+
+def _on_device(device: str, folder: str | None, out: Path, as_json: bool) -> None:
+    from flowpool.lab.speed import device_name, run_on_device, write_rows
+
+    rows = []
+    with progress() as bar:
+        task = bar.add_task("bench", total=None, doing="")
+        for row in run_on_device(device, folder):
+            rows.append(row)
+            bar.update(task, advance=1, doing=f"{row.case}, {row.method}")
+    path = write_rows(rows, out / "device.csv")
+    if as_json:
+        print_json(list(map(asdict, rows)))
+        return
+    table = make_table("case", "method", "pass", "operations", "waits", "copies", "ms", "both / GMT", words=3)
+    for row in rows:
+        counts = map(str, (row.operations, row.waits, row.copies))
+        table.add_row(row.case, row.method, row.which, *counts, f"{row.milliseconds:.2f}", _number(row.ratio, ".2f"))
+    show(table)
+    note(f"{device_name(device)}. Written: {path}")
 
 
 def _table(rows: list[Measurement]) -> Table:

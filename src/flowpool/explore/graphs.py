@@ -1,10 +1,10 @@
-"""The view *Graphs*: a graph of a dataset, and which of its nodes each pooled point stands for."""
+"""The view *Graphs*: a graph of a dataset or of the reader's own, and which of its nodes each pooled point stands for."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from flowpool import Status, flow_pool, references
 from flowpool.core.sinkhorn import wasserstein
-from flowpool.explore import fields
+from flowpool.explore import fields, pasted
 from flowpool.explore.layout import layout
-from flowpool.lab.datasets import KNOWN, GraphDataset, find_dataset, load_dataset, make_shapes
+from flowpool.explore.waiting import once
+from flowpool.lab.datasets import KNOWN, GraphDataset, find_dataset
 from flowpool.lab.datasets.catalog import data_folder
+from flowpool.lab.datasets.source import Source
 from flowpool.lab.paper.measure import smooth
 from flowpool.lab.paper.mutag import ATOMS
 
@@ -23,54 +25,93 @@ MOST_NODES = 500  # of a graph that is drawn
 MOST_POINTS = 8  # one colour each
 MOST_HOPS = 4
 SHAPES = "SHAPES"
+PASTED = "pasted table"
 
 
-def list_all(data: str | None, body: fields.Body) -> dict[str, Any]:
-    """Names of the datasets that are on this machine."""
+class Shown(NamedTuple):
+    """A graph as it is drawn: ``(N, D)``, ``(2, E)``, ``(N,)``, what it is called, and what is written on each node."""
+
+    x: Tensor
+    edge_index: Tensor
+    masses: Tensor | None
+    label: str
+    names: list[str]
+
+
+def list_all(data: str | None, own: Source | None, body: fields.Body) -> dict[str, Any]:
+    """Names of what can be shown, the reader's own file first."""
     fields.require(body, ())
-    return {"datasets": at_hand(data)}
+    return {"datasets": list(_offered(data, own)), "own": None if own is None else own.name}
 
 
-def answer(data: str | None, body: fields.Body) -> dict[str, Any]:
+def answer(data: str | None, own: Source | None, body: fields.Body) -> dict[str, Any]:
     """One graph: where its nodes are drawn, its pooled points, their shares of the nodes and the feature plane."""
-    fields.require(body, ("dataset", "graph", "points", "epsilon", "seed", "hops"))
-    name = fields.text(body, "dataset")
-    if name not in at_hand(data):
-        raise ValueError(f"The dataset {name!r} is not on this machine; {', '.join(at_hand(data))} are.")
-    dataset = load(name, data)
-    number = fields.whole(body, "graph", 0, len(dataset) - 1)
+    fields.require(body, ("dataset", "table", "graph", "points", "epsilon", "seed", "hops"))
+    name, text = fields.text(body, "dataset"), fields.text(body, "table")
+    offered = _offered(data, own)
+    if name not in offered:
+        raise ValueError(f"The dataset {name!r} is not on this machine; {', '.join(offered)} are.")
     num_points = fields.whole(body, "points", 1, MOST_POINTS)
     seed = fields.whole(body, "seed", 0, fields.MOST_SEED)
     epsilon = fields.number(body, "epsilon", *fields.EPSILON_RANGE)
     hops = fields.whole(body, "hops", 0, MOST_HOPS)
-    graph = dataset[number]
+    source = offered[name]
+    if source is None:
+        sets = pasted.read(text)
+        number, count = fields.whole(body, "graph", 0, len(sets) - 1), len(sets)
+        graph = Shown(sets[number].nodes, torch.empty(2, 0, dtype=torch.int64), None, "", sets[number].names)
+    else:
+        with once(f"Reading {name}."):
+            dataset = source.load()
+        number, count = fields.whole(body, "graph", 0, len(dataset) - 1), len(dataset)
+        graph = _of(dataset, number)
     size = len(graph.x)
     if size > MOST_NODES:
         raise ValueError(f"Graph {number} has {size} nodes; the page draws graphs of up to {MOST_NODES} nodes.")
     nodes = smooth(graph.x.double(), graph.edge_index, hops)
     reference = references.normal(nodes.shape[1], num_points, seed=seed).double()
-    pooled = flow_pool(nodes, reference=reference, epsilon=epsilon, gradient="none")
+    pooled = flow_pool(nodes, reference=reference, masses=graph.masses, epsilon=epsilon, gradient="none")
     points, plan, status = pooled.points[0], pooled.plan(0), Status(int(pooled.status[0]))
-    radius = float((nodes - nodes.mean(0)).square().sum(1).mean().sqrt())
+    masses = nodes.new_ones(size) if graph.masses is None else graph.masses
+    masses = masses / masses.sum()
+    radius = float((masses @ (nodes - masses @ nodes).square().sum(1)).sqrt())
     flat, share = plane(nodes, points)
     first, second = graph.edge_index
     return {
-        "graphs": len(dataset),
-        "class": dataset.class_names[graph.y],
-        "names": node_names(name, graph.x),
-        "places": _places(name, data, number),
+        "graphs": count,
+        "label": graph.label,
+        "names": graph.names,
+        "places": _places(graph.edge_index.numpy().tobytes(), size) if len(first) else flat[:size].tolist(),
         "edges": graph.edge_index.T[first < second].tolist(),
-        "shares": (plan / plan.sum(0)).T.tolist(),  # (N, M), of each node
+        "shares": (plan / plan.sum(0).clamp(min=torch.finfo(plan.dtype).tiny)).T.tolist(),  # (N, M), of each node
         "nodes": flat[:size].tolist(),
         "points": flat[size:].tolist(),
         "share": share,
         "divergence": fields.finite(float(pooled.divergence[0]) / radius**2 if radius > 0 else 0.0),
-        "lost": float(wasserstein(points, nodes)) / radius if radius > 0 else 0.0,
+        "lost": float(wasserstein(points, nodes, masses)) / radius if radius > 0 else 0.0,
         "residual": fields.finite(float(pooled.residual[0])),
         "steps": int(pooled.steps[0]),
         "status": status.name,
         "advice": status.advice,
     }
+
+
+def _offered(data: str | None, own: Source | None) -> dict[str, Source | None]:
+    """What can be shown, and where it comes from; a pasted table comes with the question."""
+    there = {name: Source(name, data) for name in at_hand(data)}
+    return ({} if own is None else {own.name: own}) | there | {PASTED: None}
+
+
+def _of(dataset: GraphDataset, number: int) -> Shown:
+    graph = dataset[number]
+    masses = None
+    if dataset.masses is not None:
+        masses = dataset.masses[int(dataset.node_ptr[number]) : int(dataset.node_ptr[number + 1])].double()
+    if isinstance(graph.y, Tensor):
+        label = "".join(f", target {value:.4g}" for value in graph.y.tolist())
+    else:
+        label = f", class {dataset.class_names[graph.y]}"
+    return Shown(graph.x, graph.edge_index, masses, label, node_names(dataset.name, graph.x))
 
 
 def at_hand(data: str | None) -> list[str]:
@@ -94,15 +135,9 @@ def _is_dataset(path: Path, data: str | None) -> bool:
         return False
 
 
-@lru_cache(maxsize=4)
-def load(name: str, data: str | None) -> GraphDataset:
-    return make_shapes() if name == SHAPES else load_dataset(name, data, download=False)
-
-
 @lru_cache(maxsize=256)
-def _places(name: str, data: str | None, number: int) -> list[list[float]]:
-    graph = load(name, data)[number]
-    places: list[list[float]] = layout(graph.edge_index.numpy(), len(graph.x)).round(4).tolist()
+def _places(edges: bytes, size: int) -> list[list[float]]:
+    places: list[list[float]] = layout(np.frombuffer(edges, np.int64).reshape(2, -1), size).round(4).tolist()
     return places
 
 

@@ -39,6 +39,7 @@ def answer(folder: Path, body: fields.Body) -> dict[str, Any]:
     rows = compare(results, pools, reference, metric=metric)
     return {
         "dataset": dataset,
+        "metric": {"title": metric.title, "percent": metric.percent, "lower_is_better": metric.lower_is_better},
         "about": describe(store.configuration),
         "reference": reference,
         "rows": [_shown(row) for row in rows],

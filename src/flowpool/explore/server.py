@@ -11,16 +11,21 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+from flowpool.explore.waiting import Computing, GivenUp, once, waited_for
+
+if TYPE_CHECKING:
+    from flowpool.lab.datasets.source import Source
 
 ADDRESS = "127.0.0.1"
 MOST_BYTES = 64 * 1024  # of a request; 200 nodes need a quarter of it
@@ -56,7 +61,7 @@ class Explorer(ThreadingHTTPServer):
     def __init__(self, answers: Mapping[str, Answer], report: Callable[[str], bytes], port: int = 0) -> None:
         self.answers = answers
         self.report = report
-        self.computing = threading.Lock()  # one at a time: on a small machine two would only slow each other down
+        self.computing = Computing()
         super().__init__((ADDRESS, port), _Handler)
         self.token = secrets.token_urlsafe(24)
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
@@ -69,41 +74,39 @@ class Explorer(ThreadingHTTPServer):
 
     def warm_up(self) -> None:
         """Loads, or compiles, what the first question will need."""
-        import torch
-
-        torch.set_num_threads(1)  # clouds this small make threads wait for one another
         corners = [[0.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 2.0]]
-        for debias in (True, False):
-            body = {"nodes": corners, "points": 2, "epsilon": 0.1, "seed": 0, "debias": debias, "measured": True}
-            self.compute("play", body)
+        with suppress(GivenUp):
+            for debias in (True, False):
+                body = {"nodes": corners, "points": 2, "epsilon": 0.1, "seed": 0, "debias": debias, "measured": True}
+                self.compute("play", body)
 
     def compute(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        with self.computing:
-            return self.answers[name](body)
+        answer: dict[str, Any] = self.computing(self.answers[name], body)
+        return answer
 
     def server_close(self) -> None:
         super().server_close()
-        # For good: a thread that is inside compiled code when the interpreter ends would take the process down with it.
-        self.computing.acquire()
+        self.computing.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # a page that was closed is no error
             super().handle_error(request, client_address)
 
 
-def make_explorer(data: str | None, runs: Path, port: int = 0) -> Explorer:
+def make_explorer(data: str | None, runs: Path, port: int = 0, own: Source | None = None) -> Explorer:
     """The server with all views; it answers once ``serve_forever`` is called.
 
     Args:
         data: folder with datasets, as everywhere in the lab.
         runs: folder with the results of evaluations.
         port: 0 takes any free one.
+        own: a file of the reader's own, to be shown in *Graphs*.
     """
     answers = {
         "play": _later("play", "answer"),
         "compare": _later("compare", "answer"),
-        "datasets": _later("graphs", "list_all", data),
-        "graph": _later("graphs", "answer", data),
+        "datasets": _later("graphs", "list_all", data, own),
+        "graph": _later("graphs", "answer", data, own),
         "runs": _later("runs", "list_all", runs),
         "run": _later("runs", "answer", runs),
     }
@@ -114,7 +117,11 @@ def _later(module: str, function: str, *given: Any) -> Callable[..., Any]:
     """A view, imported when it is first asked: the address is printed, and the page is there, before torch is."""
 
     def call(asked: Any) -> Any:
-        return getattr(import_module(f"flowpool.explore.{module}"), function)(*given, asked)
+        with once("Loading PyTorch and flowpool."):  # no time at all from the second time on
+            view = import_module(f"flowpool.explore.{module}")
+            torch = import_module("torch")
+        torch.set_num_threads(1)  # clouds this small make threads wait for one another
+        return getattr(view, function)(*given, asked)
 
     return call
 
@@ -147,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
         except _Refused as refused:
             self.close_connection = True  # what was not read must not be taken for the next request
             self._send_error(refused.status, str(refused))
+        except GivenUp as error:
+            self._send_error(HTTPStatus.GATEWAY_TIMEOUT, str(error))
         except ModuleNotFoundError as error:
             sentence = f"The package {error.name} is missing; pip install 'flowpool[lab]' brings it."
             self._send_error(HTTPStatus.NOT_IMPLEMENTED, sentence)
@@ -171,6 +180,9 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.FORBIDDEN,
                 "The address lacks the right token. Use the address that flowpool explore printed; it changes every time.",
             )
+        lengths = self.headers.get_all("Content-Length", ["0"])
+        if len(lengths) > 1 or (self.command == "GET" and (lengths != ["0"] or "Transfer-Encoding" in self.headers)):
+            raise _Refused(HTTPStatus.BAD_REQUEST, "A GET has no body, and a POST says its length once.")
         return rest[0].removesuffix("/").split("/", 1)
 
     def _get(self, path: list[str]) -> None:
@@ -188,6 +200,9 @@ class _Handler(BaseHTTPRequestHandler):
         from flowpool.explore.fields import decode
 
         match path:
+            case ["api", "waiting"]:
+                self._body()
+                self._send_json(HTTPStatus.OK, {"waiting": waited_for()})
             case ["api", name] if name in self.server.answers:
                 self._send_json(HTTPStatus.OK, self.server.compute(name, decode(self._body())))
             case _:

@@ -1,7 +1,7 @@
 // Questions to the server. While one is under way only the newest of those that follow is kept, so that a drag never queues.
 
 const notice = document.getElementById("notice");
-const SLOW = 1000; // milliseconds after which a wait is explained
+const SLOW = 1000; // milliseconds after which a wait is explained, and between two looks at what is waited for
 let pending = 0;
 
 function count(change) {
@@ -9,24 +9,25 @@ function count(change) {
   document.getElementById("main").setAttribute("aria-busy", pending > 0);
 }
 
+const post = (name, body) =>
+  fetch(`api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+
 export async function ask(name, body = {}) {
   let response, answer;
+  let over = false;
   count(1);
-  const explain = setTimeout(
-    () => say("Computing … The very first time, kernels are compiled; that takes about half a minute.", true),
-    SLOW,
-  );
+  const explain = setInterval(async () => {
+    const { waiting } = await post("waiting", {}).then((given) => given.json()).catch(() => ({}));
+    if (!over) say(waiting || "Computing …", true);
+  }, SLOW);
   try {
-    response = await fetch(`api/${name}`, {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-    });
+    response = await post(name, body);
     answer = await response.json();
   } catch {
     throw new Error("The server does not answer. Is flowpool explore still running?");
   } finally {
-    clearTimeout(explain);
+    over = true;
+    clearInterval(explain);
     count(-1);
   }
   if (!response.ok) throw new Error(answer.error);

@@ -5,6 +5,7 @@ import { byId, colour, converged, drawPlan, drawPoints, fillReadout, fromLogarit
 
 const MEMBERS = 12; // nodes named in the sentence about a point
 const KINDS = 3; // of nodes named beside a point
+const PASTED = "pasted table";
 const FIRST = { dataset: "MUTAG", graph: 53 }; // two rings with a nitro group and two chlorine atoms
 
 let active = false;
@@ -35,9 +36,9 @@ export async function show() {
   active = true;
   if (!byId("graphs-dataset").options.length) {
     try {
-      const { datasets } = await ask("datasets");
+      const { datasets, own } = await ask("datasets");
       byId("graphs-dataset").replaceChildren(...datasets.map((name) => html("option", {}, name)));
-      if (datasets.includes(FIRST.dataset)) {
+      if (own === null && datasets.includes(FIRST.dataset)) {
         byId("graphs-dataset").value = FIRST.dataset;
         byId("graphs-number").value = FIRST.graph;
       }
@@ -53,11 +54,14 @@ export function hide() {
 }
 
 function refresh() {
+  const pastes = byId("graphs-dataset").value === PASTED;
+  byId("graphs-paste").hidden = !pastes;
+  if (pastes && !byId("graphs-table").value.trim()) return byId("graphs-table").focus();
   const graph = byId("graphs-number").valueAsNumber;
   if (!Number.isInteger(graph)) return say("The number of the graph must be a whole number.");
   const { points, epsilon, seed, hops } = settings;
   send({
-    dataset: byId("graphs-dataset").value, graph, points: points.value, epsilon: epsilon.value, seed: seed.value, hops: hops.value,
+    dataset: byId("graphs-dataset").value, table: pastes ? byId("graphs-table").value : "", graph, points: points.value, epsilon: epsilon.value, seed: seed.value, hops: hops.value,
   });
 }
 
@@ -76,10 +80,10 @@ function draw() {
   drawLegend();
   const count = answer.nodes.length;
   byId("graphs-about").textContent =
-    `${asked.dataset}, graph ${asked.graph} of 0 to ${answer.graphs - 1}: ${count} nodes, ${answer.edges.length} edges, class ${answer.class}. ` +
+    `${asked.dataset}, graph ${asked.graph} of 0 to ${answer.graphs - 1}: ${count} nodes, ${answer.edges.length} edges${answer.label}. ` +
     "A node is divided among the points that its mass flows to.";
   byId("graphs-share").textContent =
-    `The same nodes by their features, averaged over ${asked.hops} hops: the two principal axes hold ${Math.round(100 * answer.share)} % of the variance. ` +
+    `The same nodes by their features${answer.edges.length ? `, averaged over ${asked.hops} hops` : ""}: the two principal axes hold ${Math.round(100 * answer.share)} % of the variance. ` +
     "Nodes with equal features lie on one another.";
 }
 
@@ -87,7 +91,8 @@ function drawGraph() {
   const { places, edges, shares, names } = answer;
   picture.fit(places, 1.2);
   const spots = places.map((place) => picture.toPixels(place));
-  const shortest = Math.min(...edges.map(([from, to]) => Math.hypot(spots[from][0] - spots[to][0], spots[from][1] - spots[to][1])));
+  const lengths = edges.map(([from, to]) => Math.hypot(spots[from][0] - spots[to][0], spots[from][1] - spots[to][1]));
+  const shortest = lengths.length ? Math.min(...lengths) : 0.5 * Math.sqrt((picture.width * picture.height) / spots.length);
   const radius = Math.min(15, Math.max(3, 0.36 * shortest));
   picture.element.replaceChildren(
     ...edges.map(([from, to]) => svg("line", { class: "edge", x1: spots[from][0], y1: spots[from][1], x2: spots[to][0], y2: spots[to][1] })),
@@ -174,6 +179,7 @@ function choose(point) {
 export function start() {
   byId("graphs-form").addEventListener("submit", (event) => event.preventDefault());
   byId("graphs-dataset").addEventListener("change", () => go(0));
+  byId("graphs-apply").addEventListener("click", () => go(0));
   byId("graphs-number").addEventListener("change", refresh);
   for (const { input } of Object.values(settings)) input.addEventListener("input", refresh);
   const count = () => answer?.graphs ?? 1;

@@ -3,7 +3,7 @@
 import { ask, asker, say } from "./api.js";
 import { byId, html, svg } from "./draw.js";
 
-const percent = (value) => (100 * value).toFixed(1);
+let number = String; // how a score is written
 
 const send = asker("run", draw);
 
@@ -12,7 +12,7 @@ export async function show() {
     const { folder, runs } = await ask("runs");
     const before = byId("runs-name").value;
     byId("runs-none").hidden = runs.length > 0;
-    byId("runs-none").textContent = `No results in ${folder} yet. The command “flowpool evaluate MUTAG” writes some; open this view again then.`;
+    byId("runs-folder").textContent = folder;
     byId("runs-some").hidden = runs.length === 0;
     byId("runs-name").replaceChildren(...runs.map((name) => html("option", {}, name)));
     if (runs.includes(before)) byId("runs-name").value = before;
@@ -34,22 +34,26 @@ function draw(given, asked) {
   byId("runs-minus").textContent = `Minus ${given.reference}`;
   byId("runs-report").hidden = !given.report;
   byId("runs-report").href = `report/${encodeURIComponent(asked.run)}`;
+  const { title, percent, lower_is_better: lower } = given.metric;
+  number = (value) => (percent ? (100 * value).toFixed(1) : value.toFixed(3));
+  byId("runs-metric").textContent = title[0].toUpperCase() + title.slice(1) + (lower ? " (lower is better)" : "");
   const folds = given.rows.flatMap((row) => row.folds);
-  const [low, high] = [Math.floor(10 * Math.min(...folds)) / 10, Math.ceil(10 * Math.max(...folds)) / 10];
+  const unit = percent ? 10 : 100;
+  const [low, high] = [Math.floor(unit * Math.min(...folds)) / unit, Math.ceil(unit * Math.max(...folds)) / unit];
   const place = (value) => `${2 + (96 * (value - low)) / (high - low || 1)}%`;
   byId("runs-rows").replaceChildren(...given.rows.map((row) => tableRow(row, given.reference, place)), axis(low, high, place));
 }
 
 function tableRow(row, reference, place) {
   const dots = row.folds.map((value, fold) => svg("circle", { cx: place(value), cy: `${32 + 12 * (fold % 4)}%`, r: 4.5 }));
-  const strip = svg("svg", { role: "img", "aria-label": `Folds: ${row.folds.map(percent).join(", ")}` },
+  const strip = svg("svg", { role: "img", "aria-label": `Folds: ${row.folds.map(number).join(", ")}` },
     svg("line", { class: "rule", x1: "0%", x2: "100%", y1: "50%", y2: "50%" }), ...dots,
     svg("line", { class: "mean", x1: place(row.mean), x2: place(row.mean), y1: "8%", y2: "92%" }));
-  const difference = "difference" in row ? `${row.difference < 0 ? "−" : "+"}${percent(Math.abs(row.difference))} (${percent(row.error)})` : "";
+  const difference = "difference" in row ? `${row.difference < 0 ? "−" : "+"}${number(Math.abs(row.difference))} (${number(row.error)})` : "";
   return html("tr", {},
     html("th", { scope: "row" }, row.pool),
     html("td", { class: "strip" }, strip),
-    html("td", {}, `${percent(row.mean)} ± ${percent(row.deviation)}`),
+    html("td", {}, `${number(row.mean)} ± ${number(row.deviation)}`),
     html("td", { "data-name": `minus ${reference}` }, difference),
     html("td", { "data-name": "p" }, "p" in row && row.p !== null ? row.p.toFixed(2) : ""));
 }
@@ -58,7 +62,7 @@ function axis(low, high, place) {
   const marks = [low, (low + high) / 2, high];
   const anchors = ["start", "middle", "end"];
   const scale = svg("svg", { "aria-hidden": true },
-    ...marks.map((value, number) => svg("text", { x: place(value), y: 12, "text-anchor": anchors[number] }, `${percent(value)} %`)));
+    ...marks.map((value, mark) => svg("text", { x: place(value), y: 12, "text-anchor": anchors[mark] }, number(value))));
   return html("tr", { class: "axis-row" }, html("td"), html("td", { class: "strip" }, scale), html("td"), html("td"), html("td"));
 }
 

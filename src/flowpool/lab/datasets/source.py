@@ -56,14 +56,15 @@ class Source:
             else tuple(self.table.split.split(","))
         )
 
-    def checked(self) -> Source:
-        """The same, after a look at which options belong together."""
+    def checked(self, targets: bool = True) -> Source:
+        """The same, after a look at which options belong together; without ``targets`` none is needed."""
         suffix = self.path.suffix
         given = [name for name in ("smiles", "nodes", "masses", "target") if getattr(self.table, name) is not None]
         wanted = {".csv": ["smiles", "target"], ".tsv": ["smiles", "target"], ".parquet": ["nodes", "target"]}.get(
             suffix, []
         )
-        if missing := [name for name in wanted if name not in given]:
+        needed = wanted if targets else [name for name in wanted if name != "target"]
+        if missing := [name for name in needed if name not in given]:
             raise ValueError(f"{self.dataset}: say which column it is with --{missing[0]} COLUMN.")
         allowed = [*wanted, "masses"] if suffix == ".parquet" else wanted
         if strange := [name for name in given if name not in allowed]:
@@ -112,7 +113,7 @@ def load_graphs(name: str, data: str | None = None) -> GraphDataset:
 @lru_cache(maxsize=4)
 def _loaded(source: Source, kind: Kind | None) -> GraphDataset:
     path, table = source.path, source.table
-    targets = (table.target or "").split(",")
+    targets = table.target.split(",") if table.target else []
     if path.suffix in _TABLES:
         return read_molecules(path, table.smiles or "", targets, splits=source.columns, kind=kind)
     if path.suffix == ".parquet":

@@ -1,6 +1,10 @@
 """Speed and memory of FlowPool beside its peers, as ratios measured in one process."""
 
 from flowpool.lab.speed.bench import Measurement, run_bench, write_bench, write_rows
+from flowpool.lab.speed.device import DeviceRow, device_name, run_on_device
 from flowpool.lab.speed.trained import TrainedRow, processor, run_trained
 
-__all__ = ["Measurement", "TrainedRow", "processor", "run_bench", "run_trained", "write_bench", "write_rows"]
+__all__ = [
+    "DeviceRow", "Measurement", "TrainedRow", "device_name", "processor", "run_bench", "run_on_device", "run_trained",
+    "write_bench", "write_rows",
+]  # fmt: skip

@@ -14,14 +14,13 @@ import torch
 from flowpool import flow_pool
 from flowpool.lab.datasets import DatasetNotFoundError
 from flowpool.lab.datasets.catalog import data_folder
-from flowpool.lab.speed.cases import Case, graph_case, large_case
+from flowpool.lab.speed.cases import GRAPH_CASES, Case, graph_case, large_case
 from flowpool.lab.speed.memory import peak_megabytes
 from flowpool.lab.speed.ott import time_ott
 from flowpool.lab.speed.peers import BASE, Peer, flow_peer, layer_peers
 from flowpool.lab.speed.trained import TrainedRow
 
 EPSILONS = (1.0, 0.3, 0.1)
-GRAPH_CASES = (("MUTAG", 8, 5), ("NCI1", 64, 8), ("DD", 32, 16))
 LARGE = (100_000, 1_000_000)
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from flowpool.lab.backbones import prepare
 from flowpool.lab.datasets import GraphBatch, load_dataset
 
+GRAPH_CASES = (("MUTAG", 8, 5), ("NCI1", 64, 8), ("DD", 32, 16))  # dataset, d, M
+
 
 @dataclass(frozen=True)
 class Case:

@@ -11,8 +11,9 @@ import pytest
 
 import flowpool
 from flowpool.lab import names
-from flowpool.lab.datasets import KNOWN
-from flowpool.lab.evaluate import SHAPES
+from flowpool.lab.datasets import BAGS, KNOWN
+from flowpool.lab.datasets.catalog import MADE
+from flowpool.lab.datasets.molecules import MOLECULES
 from flowpool.lab.paper import FIGURES
 from flowpool.lab.pools import POOLS, Pool, pool_class
 
@@ -87,7 +88,7 @@ def test_completion_knows_the_values_and_imports_nothing_slow(typed: str, expect
 
 
 def test_names_are_those_of_what_they_name() -> None:
-    assert set(names.DATASETS) >= {*KNOWN, SHAPES}
+    assert set(names.DATASETS) == {*KNOWN, *MOLECULES, *BAGS, *MADE}
     assert list(names.FIGURES) == list(FIGURES)
     assert list(names.POOLS) == list(POOLS)
     assert all(issubclass(pool_class(name), Pool) for name in names.POOLS)
@@ -227,11 +228,11 @@ def test_help_shows_examples_and_exit_codes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ([], ["--install-completion", "how much of the nodes"]),
-        (["evaluate"], ["--reference-seed", "--update-step", "flow,sort,sum,mean]"]),
+        (["--help"], ["--install-completion", "how much of the nodes"]),
+        (["evaluate", "--help-all"], ["--reference-seed", "--update-step", "flow,sort,sum,mean]"]),
     ],
 )
 def test_a_narrow_terminal_cuts_nothing_off(arguments: list[str], names: list[str]) -> None:
-    shown = command(*arguments, "--help", COLUMNS="60").stdout
+    shown = command(*arguments, COLUMNS="60").stdout
     assert max(map(len, shown.splitlines())) <= 60
     assert [name for name in names if name not in shown] == []

@@ -13,9 +13,8 @@ from flowpool.cli.app import app
 from flowpool.cli.terminal import make_table, show
 from flowpool.lab import evaluate as lab_evaluate
 from flowpool.lab import speed
-from flowpool.lab.datasets import repeat_splits
+from flowpool.lab.datasets import draw_folds, load_graphs
 from flowpool.lab.datasets.splits import write_splits
-from flowpool.lab.evaluate import load_graphs
 from flowpool.lab.results import Task
 from flowpool.lab.speed import Measurement, TrainedRow
 
@@ -50,7 +49,7 @@ def test_evaluate_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     result = run(*SHORT, "--pools", "sum,sort", "--out", "r")
     assert result.exit_code == 0, result.output
     accuracies = [
-        json.loads(path.read_text())["runs"][0]["accuracy"] for path in Path("r/sort").glob("repeat-0-fold-*.json")
+        json.loads(path.read_text())["runs"][0]["score"] for path in Path("r/sort").glob("repeat-0-fold-*.json")
     ]
     assert len(accuracies) == 10
     expected = f"{100 * np.mean(accuracies):.2f} ± {100 * np.std(accuracies):.2f}"
@@ -83,7 +82,10 @@ def test_a_preset_holds_for_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -
     assert found | expected == found
     grid = run(*given[:-1], "g", "--protocol", "errica")
     assert grid.exit_code == 0, grid.output
-    assert "strong preset, backbone gin of 2 or 3 or 5 layers, d=32 or 64" in Path("g/report.html").read_text()
+    assert (
+        "errica protocol, backbone gin of 2 or 3 or 5 layers, each of them pooled, d=32 or 64"
+        in Path("g/report.html").read_text()
+    )
 
 
 @pytest.mark.parametrize("protocol", ["paper", "frozen"])
@@ -115,8 +117,7 @@ def test_the_folds_are_named_and_can_be_fewer(protocol: str, tmp_path: Path) -> 
     assert expected in " ".join(result.stdout.split())
     assert expected in Path("r/report.html").read_text()
     assert json.loads(run(*given, "--json").stdout)["folds"] == expected
-    labels = load_graphs("MUTAG", None).labels
-    Path("splits/MUTAG_splits.json").write_text(write_splits(repeat_splits(labels, 3)))
+    Path("splits/MUTAG_splits.json").write_text(write_splits(draw_folds(load_graphs("MUTAG"), "folds", 3)))
     other = run(*given, "--repeats", "3", "--data", str(tmp_path), "--out", "s")
     assert (
         "folds, read from MUTAG_splits.json, not a published file; repeats 1 to 2 drawn with these seeds"
@@ -138,8 +139,8 @@ def test_json_has_the_numbers_of_the_table_and_nothing_else(monkeypatch: pytest.
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     rows = {row["pool"]: row for row in found["pools"]}
-    assert rows["sum"]["accuracy"]["mean"] == pytest.approx(0.545)
-    assert (rows["flow"]["accuracy"]["count"], rows["flow"]["failed"]) == (9, 1)
+    assert rows["sum"]["score"]["mean"] == pytest.approx(0.545)
+    assert (rows["flow"]["score"]["count"], rows["flow"]["failed"]) == (9, 1)
     assert [failure["reason"] for failure in found["failures"]] == ["ArithmeticError: Singular matrix"]
     assert "flow in fold 3 of repeat 0, with ArithmeticError: Singular matrix" in result.stderr
     assert "Traceback" not in result.stderr
@@ -179,14 +180,14 @@ def test_folders_are_named_by_configuration() -> None:
     ("arguments", "message"),
     [
         ([*SHORT, "--pools", "summ"], "Unknown pool 'summ'; there are flow, flow-attention"),
-        ([*SHORT, "--jobs", "0"], "--jobs is 0"),
+        ([*SHORT, "--jobs", "0"], "0 jobs; at least 1 is needed"),
         ([*SHORT, "--channels", "eight"], "--channels is 'eight'"),
         ([*SHORT, "--channels", "8,16"], "exactly one"),
         ([*SHORT, "--backbone", "gin", "--propagation", "raw"], "belongs to the backbone sgc"),
-        ([*SHORT, "--layers", "3"], "--layers is an option of the backbone gin; sgc has one layer"),
+        ([*SHORT, "--layers", "3"], "--layers is an option of the backbones gin and gine; sgc has one layer"),
         ([*SHORT, "--data", "nowhere"], "nowhere, given as data, does not exist"),
         (["evaluate", "NO_SUCH_SET"], "Dataset 'NO_SUCH_SET' was not found"),
-        (["evaluate", "../x"], "is not a dataset name"),
+        (["evaluate", "../x"], "../x does not exist; pass a .csv, .tsv or .parquet file, or a TU dataset"),
         (["pool", "MUTAG", "out.csv"], "must end with .parquet or .npz"),
         (["pool", "MUTAG", "nowhere/out.npz"], "The folder nowhere does not exist"),
         (["pool", "NO_SUCH_SET", "out.npz"], "was not found"),

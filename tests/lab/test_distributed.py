@@ -7,21 +7,18 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
-from flowpool.lab.backbones import prepare
-from flowpool.lab.distributed import train_together
-from flowpool.lab.evaluate import load_graphs
-from flowpool.lab.model import Shape, build_model
-from flowpool.lab.training import Schedule
+from flowpool.lab.configuration import Configuration
+from flowpool.lab.distributed import evaluate_together
+from flowpool.lab.options import Schedule, Shape
 
 # 152 training graphs in mini-batches of 31: the last one has 28; halves of 31 are unequal.
-SCHEDULE = Schedule(max_epochs=3, batch_size=31)
+CONFIGURATION = Configuration(shape=Shape(propagation="raw"), schedule=Schedule(max_epochs=3, batch_size=31))
 
 
 def trained_weights(pool: str) -> dict[str, Tensor]:
     torch.set_num_threads(1)
-    graphs = prepare(load_graphs("MUTAG", None), "sgc", "raw")
-    model = build_model(pool, Shape(), 7, 2, 0)
-    train_together(model, graphs, 0, None, SCHEDULE, 0)
+    model, trained, run = evaluate_together(CONFIGURATION, pool, 0)
+    assert len(trained.curve.train_loss) == 3 and len(run.predictions) == 19
     return model.state_dict()
 
 

@@ -11,10 +11,11 @@ import torch
 
 from flowpool.lab.backbones import prepare
 from flowpool.lab.datasets import Fold, GraphDataset, load_dataset, load_splits
-from flowpool.lab.evaluate import PRESETS
 from flowpool.lab.leakproof import Exam, batches, divide, subset
-from flowpool.lab.model import Shape, build_model
-from flowpool.lab.training import train
+from flowpool.lab.model import build_model
+from flowpool.lab.options import Shape
+from flowpool.lab.presets import PRESETS
+from flowpool.lab.training import predict, train
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def dataset() -> GraphDataset:
 
 @pytest.fixture(scope="module")
 def fold(dataset: GraphDataset) -> Fold:
-    return load_splits("MUTAG", dataset.labels)[0]
+    return load_splits("MUTAG", dataset)[0]
 
 
 def reachable_tensors(start: Any) -> Iterator[torch.Tensor]:
@@ -59,7 +60,7 @@ def test_nothing_reachable_from_the_practice_holds_test_graphs(dataset: GraphDat
 def test_the_practice_holds_its_own_graphs_in_order(dataset: GraphDataset, fold: Fold) -> None:
     practice, _ = divide(dataset, fold)
     for place, number in enumerate([*fold.train, *fold.validation]):
-        for ours, theirs in zip(practice.graphs[place], dataset[int(number)], strict=True):
+        for ours, theirs in zip(practice.graphs[place][:3], dataset[int(number)][:3], strict=True):
             assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
     assert practice.train.tolist() == list(range(len(fold.train)))
     assert practice.validation.tolist() == list(range(len(fold.train), len(practice.graphs)))
@@ -84,27 +85,27 @@ def test_other_test_labels_and_features_change_nothing_in_training(
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_the_exam_counts_right_answers(dataset: GraphDataset, fold: Fold) -> None:
+def test_the_exam_asks_for_test_graphs_alone(dataset: GraphDataset, fold: Fold) -> None:
     _, exam = divide(dataset, fold)
     model = build_model("mean", Shape(), 7, 2, 0)
     with torch.no_grad():
         model.head.weight.zero_()
         model.head.bias.copy_(torch.tensor([0.0, 1.0]))  # always class 1
-    graded = exam.grade(model, batch_size=4)
-    assert graded.predictions == [1] * len(fold.test)
-    assert graded.labels == dataset.labels[fold.test].tolist()
-    assert graded.accuracy == dataset.labels[fold.test].double().mean().item()
+    assert len(exam) == len(fold.test)
+    assert exam.taken_by(lambda graphs: predict(model, graphs, 4)).tolist() == [1] * len(fold.test)
+    assert exam.labels == dataset.labels[fold.test].tolist()
 
 
 def test_an_exam_of_one_graph_is_a_copy(dataset: GraphDataset) -> None:
     single = subset(dataset, np.array([5]))
     assert single.features.untyped_storage().data_ptr() != dataset.features.untyped_storage().data_ptr()
-    assert Exam(single).grade(build_model("sum", Shape(), 7, 2, 0), 32).labels == [int(dataset.labels[5])]
+    assert Exam(single).labels == [int(dataset.labels[5])]
 
 
 def test_batches_are_those_of_the_dataset(dataset: GraphDataset) -> None:
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(1))
     parts = [order[:32], order[32:33], order[33:100], order[100::3]]
     for ours, part in zip(batches(dataset, parts), parts, strict=True):
-        for one, other in zip(ours, dataset.batch(part), strict=True):
+        for one, other in zip(ours[:4], dataset.batch(part)[:4], strict=True):
             assert torch.equal(one, other)
+        assert ours.edge_features is None

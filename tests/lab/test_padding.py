@@ -7,8 +7,9 @@ from torch import Tensor
 from flowpool import flow_pool
 from flowpool.lab.backbones import prepare
 from flowpool.lab.datasets import GraphBatch, load_dataset
-from flowpool.lab.model import Classifier, Shape, build_model
+from flowpool.lab.model import GraphModel, build_model
 from flowpool.lab.names import POOLS, Padding
+from flowpool.lab.options import Shape
 from flowpool.lab.padding import pad
 
 SIZES = [2, 4, 1]
@@ -35,20 +36,19 @@ def sample() -> GraphBatch:
     return prepare(load_dataset("MUTAG"), "sgc", "normalised").batch([3, 50, 120, 7])
 
 
-def model_of(pool: str, padding: Padding) -> Classifier:
+def model_of(pool: str, padding: Padding) -> GraphModel:
     model = build_model(pool, Shape(padding=padding), 7, 2, 0, largest=28)
-    part = sample()
-    model.fit(part.x, part.edge_index, part.batch, 4)
+    model.fit(sample())
     return model.eval()
 
 
-def nodes_of(model: Classifier) -> Tensor:
+def nodes_of(model: GraphModel) -> Tensor:
     part = sample()
     nodes: Tensor = model.backbone(part.x, part.edge_index)
     return nodes
 
 
-def vector(model: Classifier) -> Tensor:
+def vector(model: GraphModel) -> Tensor:
     part = sample()
     return model._pooled(nodes_of(model), part.edge_index, part.batch, 4).vector.detach()
 
@@ -83,7 +83,7 @@ def test_flow_gradients_with_rows_without_mass_are_those_without_the_rows() -> N
     part, found = sample(), []
     for padding in ("none", "empty"):
         model = model_of("flow", padding)  # type: ignore[arg-type]
-        model(part.x, part.edge_index, part.batch, 4).logits.square().sum().backward()
+        model(part.x, part.edge_index, part.batch, 4).outputs.square().sum().backward()
         found.append([weight.grad for weight in model.parameters()])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

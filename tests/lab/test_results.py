@@ -13,12 +13,12 @@ from flowpool.lab.training import Curve
 CONFIGURATION = {"dataset": "MUTAG", "seed": 0, "channels": (8,)}
 
 
-def result(pool: str = "sum", repeat: int = 0, fold: int = 3, accuracies: tuple[float, ...] = (0.5, 1.0)) -> Result:
+def result(pool: str = "sum", repeat: int = 0, fold: int = 3, scores: tuple[float, ...] = (0.5, 1.0)) -> Result:
     runs = [
-        Run(accuracy, [0, 1], Curve([0.1, 1 / 3], [math.nan, 0.7], [0.5, 0.75]), 1, 0.25, 82) for accuracy in accuracies
+        Run(score, [0, 1], 0.25, 2.0, 8, 82, Curve([0.1, 1 / 3], [math.nan, 0.7], [0.5, 0.75]), 1) for score in scores
     ]
-    chosen = Candidate(8, 0.01, "loss", 0.75)
-    return Result(pool, repeat, fold, [4, 9], [0, 0], 1 / 9, [chosen], chosen, runs, ["careful"])
+    chosen = Candidate({"channels": 8, "learning_rate": 0.01}, 0.75)
+    return Result(pool, repeat, fold, [4, 9], [0, 0], 1 / 9, [chosen], chosen, runs, 1.5, ["careful"])
 
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -29,6 +29,7 @@ def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
     loaded = Store(tmp_path / "r", CONFIGURATION).load(Task("sum", 0, 3))
     assert loaded is not None
     for one, other in zip(saved.runs, loaded.runs, strict=True):
+        assert one.curve is not None and other.curve is not None
         assert math.isnan(other.curve.validation_loss[0])
         same = replace(other.curve, validation_loss=one.curve.validation_loss)
         assert same == one.curve
@@ -36,8 +37,8 @@ def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
     json.loads(store.path(saved.task).read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def test_accuracy_and_time_are_means_over_the_runs() -> None:
-    assert result().accuracy == 0.75
+def test_score_and_time_are_means_over_the_runs() -> None:
+    assert result().score == 0.75
     assert result().seconds_per_epoch == 0.5 / 4
 
 
@@ -91,7 +92,7 @@ def test_a_truncated_file_is_named_with_what_to_do(tmp_path: Path, tenth: int) -
 
 @pytest.mark.parametrize(
     "change",
-    [{"runs": []}, {"labels": [1]}, {"extra": 1}, {"chosen": 3}, {"runs": [{"accuracy": 1}]}, {"test_graphs": None}],
+    [{"runs": []}, {"labels": [1]}, {"extra": 1}, {"chosen": 3}, {"runs": [{"score": 1}]}, {"test_graphs": None}],
 )
 def test_foreign_files_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
     store = Store(tmp_path, CONFIGURATION)

@@ -11,24 +11,25 @@ from flowpool.lab import training
 from flowpool.lab.backbones import prepare
 from flowpool.lab.datasets import load_dataset, load_splits
 from flowpool.lab.leakproof import Practice, divide
-from flowpool.lab.model import Classifier, Shape, build_model, derived_seed
-from flowpool.lab.training import Schedule, StopOn, mini_batches, train
+from flowpool.lab.model import GraphModel, build_model, derived_seed
+from flowpool.lab.options import Schedule, Shape, StopOn
+from flowpool.lab.training import mini_batches, train
 
 
 @pytest.fixture(scope="module")
 def practice() -> Practice:
     dataset = prepare(load_dataset("MUTAG"), "sgc", "normalised")
-    return divide(dataset, load_splits("MUTAG", dataset.labels)[0])[0]
+    return divide(dataset, load_splits("MUTAG", dataset)[0])[0]
 
 
-def fresh(pool: str = "sum", seed: int = 0) -> Classifier:
+def fresh(pool: str = "sum", seed: int = 0) -> GraphModel:
     return build_model(pool, Shape(), 7, 2, seed)
 
 
 def script(monkeypatch: pytest.MonkeyPatch, losses: list[float], accuracies: list[float]) -> None:
     """Makes validation say what the test wants."""
     values: Iterator[tuple[float, float]] = iter(zip(losses, accuracies, strict=True))
-    monkeypatch.setattr(training, "_assess", lambda model, parts: next(values))
+    monkeypatch.setattr(training, "_assess", lambda model, parts, metric: next(values))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def script(monkeypatch: pytest.MonkeyPatch, losses: list[float], accuracies: lis
         ([5, 4, 3, 4, 4, 2, 3, 3, 3, 0], "loss", 5, 9),
         ([5, 4, 3, 2, 1, 0.5], "loss", 5, 6),
         ([math.nan] * 8, "loss", 0, 4),
-        ([5, 1, 1, 1, 1, 1, 1, 1], "accuracy", 1, 5),
+        ([5, 1, 1, 1, 1, 1, 1, 1], "score", 1, 5),
     ],
 )
 def test_training_ends_when_patience_is_over(
@@ -77,7 +78,7 @@ def test_weights_decay_and_the_learning_rate_falls(practice: Practice) -> None:
     for rate in (0.01, 0.005):  # (1 + cos(0)) / 2 and (1 + cos(pi / 2)) / 2 of it
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
-        scores = twin(everything.x, everything.edge_index, everything.batch, len(everything.y)).logits
+        scores = twin(everything.x, everything.edge_index, everything.batch, len(everything.y)).outputs
         torch.nn.functional.cross_entropy(scores, everything.y).backward()
         optimizer.step()
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
@@ -96,7 +97,7 @@ def test_epochs_are_plain_adam_steps_on_shuffled_batches(practice: Practice) -> 
         for start in range(0, len(permutation), 32):
             numbers = permutation[start : start + 32]
             part = practice.graphs.batch(numbers)
-            loss = cross_entropy(twin(part.x, part.edge_index, part.batch, len(numbers)).logits, part.y)
+            loss = cross_entropy(twin(part.x, part.edge_index, part.batch, len(numbers)).outputs, part.y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -105,10 +106,10 @@ def test_epochs_are_plain_adam_steps_on_shuffled_batches(practice: Practice) -> 
     assert trained.curve.train_loss == pytest.approx(losses, rel=1e-4)
     validation = practice.graphs.batch(practice.validation)
     with torch.no_grad():
-        logits = twin(validation.x, validation.edge_index, validation.batch, len(validation.y)).logits
-    assert trained.curve.validation_loss[-1] == pytest.approx(float(cross_entropy(logits, validation.y)), rel=1e-4)
-    accuracy = float((logits.argmax(1) == validation.y).double().mean())
-    assert trained.curve.validation_accuracy[-1] == accuracy
+        outputs = twin(validation.x, validation.edge_index, validation.batch, len(validation.y)).outputs
+    assert trained.curve.validation_loss[-1] == pytest.approx(float(cross_entropy(outputs, validation.y)), rel=1e-4)
+    accuracy = float((outputs.argmax(1) == validation.y).double().mean())
+    assert trained.curve.validation_score[-1] == accuracy
 
 
 def test_every_pool_sees_the_same_graphs_in_the_same_order(monkeypatch: pytest.MonkeyPatch, practice: Practice) -> None:
@@ -141,7 +142,7 @@ def test_an_auxiliary_loss_is_part_of_the_training_loss(practice: Practice) -> N
         output = model(part.x, part.edge_index, part.batch, len(part.y))
     assert float(output.loss) != 0
     trained = train(model, practice, Schedule(max_epochs=1, batch_size=1000, learning_rate=1e-12), 0)
-    expected = float(cross_entropy(output.logits, part.y) + output.loss)
+    expected = float(cross_entropy(output.outputs, part.y) + output.loss)
     assert trained.curve.train_loss[0] == pytest.approx(expected, rel=1e-5)
 
 

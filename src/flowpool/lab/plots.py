@@ -21,7 +21,7 @@ from flowpool.lab.metrics import Metric
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "0.5")
 _ON_DARK = {"#0072B2": "#4DA3DC", "#D55E00": "#F0803C", "#009E73": "#2EC49A"}
 _Dashes = str | tuple[int, tuple[int, ...]]  # as Matplotlib takes them
-_DASHES: tuple[_Dashes, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
+_DASHES: tuple[_Dashes, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)))
 _WIDTH = 7.6  # inches
 
 

@@ -15,6 +15,7 @@ import torch
 from flowpool.lab.datasets import BAGS, catalog, download
 from flowpool.lab.datasets.catalog import KNOWN, find_dataset, list_datasets, load_dataset
 from flowpool.lab.datasets.errors import ChecksumError, DatasetNotFoundError
+from flowpool.lab.datasets.molecules import MOLECULES
 
 DATA = Path(os.environ.get("FLOWPOOL_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
 GRAKEL = importlib.util.find_spec("grakel")
@@ -194,7 +195,7 @@ def test_the_list_tells_what_is_here_and_whether_it_is_known(tmp_path: Path) -> 
     for name, data in mutag_files().items():
         (tmp_path / "NCI1" / name.replace("MUTAG", "NCI1")).write_bytes(data)
     entries = {entry.name: entry for entry in list_datasets(tmp_path)}
-    assert list(entries) == [*KNOWN, "DIGITS", *BAGS]
+    assert list(entries) == [*KNOWN, *MOLECULES, "DIGITS", *BAGS]
     assert entries["DIGITS"].found.source == "scikit-learn" and entries["DIGITS"].matches
     assert entries["MUTAG"].found == ("data folder", tmp_path / "MUTAG.zip")
     assert (entries["MUTAG"].matches, entries["MUTAG"].note) == (True, "the published graphs, packed differently")

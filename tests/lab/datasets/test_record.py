@@ -26,7 +26,7 @@ def path_graphs(sizes: list[int]) -> GraphDataset:
 
 def test_a_single_graph_counts_its_nodes_from_zero() -> None:
     dataset = path_graphs([3, 1, 4])
-    x, edge_index, y = dataset[2]
+    x, edge_index, y, _ = dataset[2]
     assert x.tolist() == [[2, 0], [2, 1], [2, 2], [2, 3]]
     assert edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
     assert y == 0
@@ -39,7 +39,7 @@ def test_a_single_graph_counts_its_nodes_from_zero() -> None:
 @pytest.mark.parametrize("indices", [[2, 0, 1], [1, 1, 2], [0]])
 def test_a_batch_is_its_graphs_side_by_side(indices: list[int], kind: Callable) -> None:
     dataset = path_graphs([3, 1, 4])
-    x, edge_index, batch, y = dataset.batch(kind(indices))
+    x, edge_index, batch, y, _ = dataset.batch(kind(indices))
     start = 0
     for position, index in enumerate(indices):
         graph = dataset[index]
@@ -54,7 +54,7 @@ def test_a_batch_is_its_graphs_side_by_side(indices: list[int], kind: Callable) 
 
 
 def test_an_empty_batch_keeps_its_shapes() -> None:
-    x, edge_index, batch, y = path_graphs([3, 1]).batch([])
+    x, edge_index, batch, y, _ = path_graphs([3, 1]).batch([])
     assert (x.shape, edge_index.shape, batch.shape, y.shape) == ((0, 2), (2, 0), (0,), (0,))
 
 

@@ -25,7 +25,7 @@ def test_ten_classes_of_equal_number_and_equal_sizes(shapes: GraphDataset) -> No
 
 
 def test_mean_and_covariance_are_equal_for_all(shapes: GraphDataset) -> None:
-    for x, _, _ in shapes:
+    for x, *_ in shapes:
         points = x.double().numpy()
         assert np.abs(points.mean(axis=0)).max() < 1e-6
         assert np.abs(np.cov(points.T, bias=True) - np.eye(3)).max() < 1e-6
@@ -38,7 +38,7 @@ def accuracy(table: np.ndarray, labels: np.ndarray) -> float:
 def test_two_moments_are_at_chance_and_distances_are_not(shapes: GraphDataset) -> None:
     labels = shapes.labels.numpy()
     moments, distances = [], []
-    for x, _, _ in shapes:
+    for x, *_ in shapes:
         points = x.double().numpy()
         covariance = np.cov(points.T, bias=True).ravel()
         moments.append(np.concatenate([points.mean(axis=0), points.sum(axis=0), covariance, [len(points)]]))
@@ -53,7 +53,7 @@ def test_two_moments_are_at_chance_and_distances_are_not(shapes: GraphDataset) -
 
 
 def test_neighbours_are_the_nearest(shapes: GraphDataset) -> None:
-    x, edge_index, _ = shapes[7]
+    x, edge_index, *_ = shapes[7]
     distance = torch.cdist(x.double(), x.double()).fill_diagonal_(torch.inf)
     linked = torch.zeros_like(distance, dtype=torch.bool)
     linked[edge_index[0], edge_index[1]] = True

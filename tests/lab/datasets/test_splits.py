@@ -13,13 +13,13 @@ import torch
 
 from flowpool.lab.datasets import splits
 from flowpool.lab.datasets.catalog import load_dataset
+from flowpool.lab.datasets.drawn import draw_folds
+from flowpool.lab.datasets.record import Fold, GraphDataset, cloud_dataset
 from flowpool.lab.datasets.splits import (
-    Fold,
     check_splits,
     load_splits,
     origin_of_splits,
     read_splits,
-    repeat_splits,
     write_splits,
 )
 
@@ -54,6 +54,17 @@ def equal(first: tuple[Fold, ...], second: tuple[Fold, ...]) -> bool:
     )
 
 
+def labelled(labels: Any, name: str = "MINE") -> GraphDataset:
+    """Sets of one point with these classes."""
+    given = torch.as_tensor(labels)
+    names = tuple(str(value) for value in given.unique().tolist())
+    return cloud_dataset(name, np.zeros((len(given), 1)), np.ones(len(given), int), given, names)
+
+
+def drawn(labels: Any, repeat: int) -> tuple[Fold, ...]:
+    return draw_folds(labelled(labels), "folds", repeat)
+
+
 def is_partition(parts: list[np.ndarray], size: int) -> bool:
     return sorted(number for part in parts for number in part.tolist()) == list(range(size))
 
@@ -68,16 +79,17 @@ def test_the_splits_of_the_package_are_partitions(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_LABELS)
 def test_the_files_of_the_package_are_what_the_function_gives(name: str) -> None:
-    labels = load_dataset(name, WITH_LABELS[name]).labels
-    assert write_splits(repeat_splits(labels, 0)) == (PACKAGED / f"{name}_splits.json").read_text()
-    assert equal(load_splits(name, labels), repeat_splits(labels, 0))
+    graphs = load_dataset(name, WITH_LABELS[name])
+    folds = draw_folds(graphs, "folds", 0)
+    assert write_splits(folds) == (PACKAGED / f"{name}_splits.json").read_text()
+    assert equal(load_splits(name, graphs), folds)
 
 
 @pytest.mark.parametrize("counts", [[63, 125], [10, 10, 11], [100] * 6])
 def test_repeats_are_stratified_seeded_partitions(counts: list[int]) -> None:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
     size = len(labels)
-    folds = repeat_splits(labels, 3)
+    folds = drawn(labels, 3)
     assert len(folds) == 10
     assert is_partition([fold.test for fold in folds], size)
     for fold in folds:
@@ -90,22 +102,22 @@ def test_repeats_are_stratified_seeded_partitions(counts: list[int]) -> None:
             in_validation = int((labels[fold.validation] == number).sum())
             assert abs(in_test - count / 10) < 1
             assert abs(in_validation - (count - in_test) * len(fold.validation) / rest) < 1
-    assert equal(folds, repeat_splits(torch.from_numpy(labels), 3))
-    assert equal(folds, repeat_splits(labels.tolist(), 3))
-    other = repeat_splits(labels, 4)
+    assert equal(folds, drawn(torch.from_numpy(labels), 3))
+    assert equal(folds, drawn(list(labels), 3))
+    other = drawn(labels, 4)
     assert not any(np.array_equal(one.test, two.test) for one, two in zip(folds, other, strict=True))
     assert not any(np.array_equal(one.validation, two.validation) for one, two in zip(folds, other, strict=True))
 
 
 @pytest.mark.parametrize("labels", [[], [0] * 20 + [1] * 9])
 def test_too_few_graphs_of_a_class_are_named(labels: list[int]) -> None:
-    with pytest.raises(ValueError, match="10 folds need 10 graphs of each class; found (none|.*class 1: 9)"):
-        repeat_splits(labels, 0)
+    with pytest.raises(ValueError, match="10 folds need 10 graphs of each class; found .*class 1: 9|MINE has 0 graphs"):
+        drawn(labels, 0)
 
 
 def test_a_dataset_without_any_file_gets_repeat_zero(tmp_path: Path) -> None:
     labels = torch.arange(60) % 3
-    assert equal(load_splits("MINE", labels, data=tmp_path), repeat_splits(labels, 0))
+    assert equal(load_splits("MINE", labelled(labels), data=tmp_path), drawn(labels, 0))
     for file in MUTAG.glob("MUTAG_*.txt"):
         (tmp_path / file.name.replace("MUTAG", "MINE")).write_bytes(file.read_bytes())
     # Without labels they are read from the dataset: MUTAG under another name.
@@ -114,7 +126,7 @@ def test_a_dataset_without_any_file_gets_repeat_zero(tmp_path: Path) -> None:
 
 def test_files_of_the_data_folder_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.arange(188) % 2
-    other, degree = repeat_splits(labels, 5), repeat_splits(labels, 6)
+    other, degree = drawn(labels, 5), drawn(labels, 6)
     (tmp_path / "splits").mkdir()
     (tmp_path / "splits" / "MUTAG_splits.json").write_text(write_splits(other))
     assert equal(load_splits("MUTAG", data=tmp_path), other)
@@ -134,15 +146,15 @@ def test_files_beside_the_data_folder_are_found_and_named(tmp_path: Path) -> Non
         assert origin_of_splits("MINE", data=data).startswith("drawn with seed 0, for want of splits/MINE_splits.json")
         assert origin_of_splits("MUTAG", data=data) == "packaged, drawn with seed 0"
     (tmp_path / "splits").mkdir()
-    beside = repeat_splits(labels, 5)
+    beside = drawn(labels, 5)
     (tmp_path / "splits" / "MINE_splits.json").write_text(write_splits(beside))
     for data in (tmp_path / "tu", archive, tmp_path):
-        assert equal(load_splits("MINE", labels, data=data), beside)
+        assert equal(load_splits("MINE", labelled(labels), data=data), beside)
         assert origin_of_splits("MINE", data=data) == "read from MINE_splits.json, not a published file"
     (tmp_path / "tu" / "splits").mkdir()
-    inside = repeat_splits(labels, 6)
+    inside = drawn(labels, 6)
     (tmp_path / "tu" / "splits" / "MINE_splits.json").write_text(write_splits(inside))
-    assert equal(load_splits("MINE", labels, data=archive), inside)
+    assert equal(load_splits("MINE", labelled(labels), data=archive), inside)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -170,7 +182,7 @@ def test_the_published_files_beside_the_project_are_read() -> None:
 
 
 def test_writing_and_reading_gives_the_same_folds(tmp_path: Path) -> None:
-    folds = repeat_splits([0, 1] * 30, 1)
+    folds = drawn([0, 1] * 30, 1)
     (tmp_path / "s.json").write_text(write_splits(folds))
     assert equal(read_splits(tmp_path / "s.json", 60), folds)
 
@@ -239,7 +251,7 @@ def keep_one_fold(layout: Any) -> None:
     ],
 )
 def test_bad_files_are_named_and_explained(damage: Callable[[Any], None], message: str, tmp_path: Path) -> None:
-    layout = json.loads(write_splits(repeat_splits([0, 1] * 30, 1)))
+    layout = json.loads(write_splits(drawn([0, 1] * 30, 1)))
     damage(layout)
     file = tmp_path / "bad.json"
     file.write_text(json.dumps(layout))
@@ -257,6 +269,6 @@ def test_files_that_hold_no_splits_are_refused(text: str, tmp_path: Path) -> Non
 
 def test_splits_of_another_dataset_are_noticed() -> None:
     with pytest.raises(ValueError, match="never in the test parts"):
-        load_splits("MUTAG", [0, 1] * 100)
+        load_splits("MUTAG", labelled([0, 1] * 100))
     with pytest.raises(ValueError, match=r"graph 1\d\d in the test parts of all folds, but the graphs are 0\.\.99"):
         check_splits(load_splits("MUTAG"), 100)

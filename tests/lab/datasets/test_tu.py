@@ -287,7 +287,7 @@ def fuzz(count: int, seed: int = 0) -> tuple[int, int]:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 dataset = build(files)
-                x, edge_index, batch, y = dataset.batch(range(len(dataset)))
+                x, edge_index, batch, y, _ = dataset.batch(range(len(dataset)))
         except DatasetFormatError as error:
             refused += 1
             assert error.file in files

@@ -16,7 +16,8 @@ def test_the_grid_has_twelve_cells_and_the_absolute_ones() -> None:
     assert len({cell.name for cell in grid}) == len(grid) == 24
     assert [cell.pools for cell in grid[:12]] == [("flow", "sort", "sum", "mean")] * 12
     settings = {
-        (c.configuration.shape.padding, c.configuration.propagation, c.configuration.shape.norm) for c in grid[:12]
+        (c.configuration.shape.padding, c.configuration.shape.propagation, c.configuration.shape.norm)
+        for c in grid[:12]
     }
     assert len(settings) == 12
     absolute = [cell.configuration for cell in grid[12:]]

@@ -36,7 +36,9 @@ PRESETS = {
         },
     ),
     "molecules": Preset(
-        Shape("gine", size="append", norm="both", jumping=True, hidden=128, dropout=0.1, num_points=8),
+        Shape(
+            "gine", size="append", norm="both", jumping=True, hidden=128, dropout=0.1, standardise=True, num_points=8
+        ),
         Schedule(batch_size=64, max_epochs=100, patience=100, weight_decay=1e-2, cosine=True, settling=0.25),
         {
             "paper": Grid((64,), (1e-3,), ("score",), (3,)),

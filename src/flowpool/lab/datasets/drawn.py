@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -105,19 +105,19 @@ def _scaffolds(dataset: GraphDataset) -> list[list[int]]:
 
 
 def columns_as_folds(
-    file: str, lines: Sequence[int], columns: Sequence[Sequence[str]], names: Sequence[str]
+    file: str, word: str, lines: Sequence[int], columns: Mapping[str, Sequence[str]]
 ) -> tuple[Fold, ...] | None:
     """One fold per column, whose entries are ``train``, ``validation`` or ``test``; rows without an entry are in no part.
 
     A column without ``validation`` has a tenth of its training rows drawn for that.
     """
     folds = []
-    for name, column in zip(names, columns, strict=True):
+    for name, column in columns.items():
         codes = np.full(len(column), -1)
         for place, entry in enumerate(column):
             if entry and entry.casefold() not in _PARTS:
                 raise ValueError(
-                    f"{file}, line {lines[place]}: {entry!r} in column {name!r}; a split holds train, validation or test."
+                    f"{file}, {word} {lines[place]}: {entry!r} in column {name!r}; a split holds train, validation or test."
                 )
             codes[place] = _PARTS.get(entry.casefold(), -1)
         train, validation, test = (np.flatnonzero(codes == code) for code in range(3))
@@ -154,14 +154,13 @@ def kept_apart(dataset: GraphDataset, folds: Sequence[Fold]) -> tuple[tuple[Fold
         rows = [*np.setdiff1d(train, free_train), *np.setdiff1d(validation, free_validation)]
         if rows:
             named = ", ".join(dataset.place(int(row)) for row in rows[:_NAMED]) + ", ..." * (len(rows) > _NAMED)
-            gone.append(f"{len(rows)} in fold {number} ({named})")
+            gone.append(f"{len(rows)} in fold {number}: {named}")
         if repeated := sum(map(len, fold)) - len(train) - len(validation) - len(test):
             twice.append(f"{repeated} in fold {number}")
         clean.append(Fold(free_train, free_validation, test))
     notes = []
     if gone:
-        what = "graphs" if dataset.keys is None else "graphs, or others equal to them,"
-        notes.append(f"Taken out of training or validation, since the same {what} are tested: {'; '.join(gone)}.")
+        notes.append(f"Taken out of training or validation, since they or their equals are tested: {'; '.join(gone)}.")
     if twice:
         notes.append(f"Rows that a part of a split names twice, counted once: {', '.join(twice)}.")
     return tuple(clean), tuple(notes)

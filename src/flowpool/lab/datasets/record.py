@@ -55,7 +55,7 @@ class GraphDataset:
         masses: of the nodes, ``(N,)``; None: nodes of a graph count the same.
         edge_features: ``(E, F)`` float32, in the order of the edges.
         keys: what a graph is, in words: graphs with equal keys are the same one. None: nothing is known.
-        places: what a message calls each graph, such as ``"line 5, CCO"``. None: by its number.
+        places: what a message calls each graph, such as ``"line 5 (CCO)"``. None: by its number.
         folds: that belong to the dataset; None: they are drawn, or read from elsewhere.
         notes: what a reader has to know, such as rows that were left out.
     """

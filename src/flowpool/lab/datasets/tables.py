@@ -74,28 +74,34 @@ def read_csv(path: Path, wanted: Sequence[str], left_out: LeftOut) -> Rows:
         raise DatasetNotFoundError(f"{path} does not exist.") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}); save it as UTF-8.") from None
+    except IsADirectoryError:
+        raise DatasetNotFoundError(f"{path} is a folder, not a file.") from None
     except csv.Error as error:
-        raise DatasetFormatError(path.name, reader.line_num, f"{error}.") from None
+        problem = f"{error}; look for a quotation mark that is not closed, here or above."
+        raise DatasetFormatError(path.name, reader.line_num, problem) from None
     if not table:
         raise ValueError(f"{path} is empty; a table with one row per molecule is expected.")
     header = table[0][1]
     if all(name.isdecimal() for name in wanted) and not set(wanted) <= set(header):
         places = [int(name) - 1 for name in wanted]
         if not all(0 <= place < len(header) for place in places):
-            raise ValueError(f"{path} has {len(header)} columns; they are counted from 1.")
+            asked = ", ".join(wanted)
+            raise ValueError(f"{path} has {len(header)} columns, counted from 1; asked for are {asked}.")
     else:
         missing = [name for name in wanted if name not in header]
         if missing:
             there = ", ".join(header[:20])
-            raise ValueError(
-                f"{path} has no column {missing[0]!r}; its first line names {there}. For a file without such a line give "
-                "the numbers of the columns, counted from 1."
-            )
+            advice = "For a file without such a line give the numbers of the columns, counted from 1."
+            if len(header) == 1:
+                advice = f"Columns are separated by {'tabs' if path.suffix == '.tsv' else 'commas'} here; save it so."
+            raise ValueError(f"{path} has no column {missing[0]!r}; its first line names {there}. {advice}")
+        if twice := [name for name in wanted if header.count(name) > 1]:
+            raise ValueError(f"{path} has two columns {twice[0]!r}; give each another name in its first line.")
         places, table = [header.index(name) for name in wanted], table[1:]
     rows = []
     for line, entries in table:
-        if len(entries) <= max(places):
-            left_out.add(f"with fewer than {max(places) + 1} entries", line)
+        if len(entries) <= max(places) or any(entries[len(header) :]):
+            left_out.add(f"with {len(entries)} entries, where the first line has {len(header)}", line)
         else:
             rows.append((line, [entries[place] for place in places]))
     return Rows([line for line, _ in rows], {name: [row[k] for _, row in rows] for k, name in enumerate(wanted)})
@@ -115,6 +121,8 @@ def targets_of(
             left_out.add(f"without {absent[0]}", line)
         else:
             present.append(place)
+    if not present:
+        return [], torch.empty(0), ()
     if kind is None:
         kind = (
             "classes" if len(names) == 1 and _are_classes([rows.columns[names[0]][p] for p in present]) else "numbers"
@@ -125,8 +133,7 @@ def targets_of(
         entries = [rows.columns[names[0]][place] for place in present]
         classes = sorted(set(entries), key=lambda text: (_number(text) is None, _number(text) or 0.0, text))
         if len(classes) < 2:
-            found = f"only {classes[0]!r}" if classes else "nothing"
-            raise ValueError(f"The target {names[0]} holds {found}; at least 2 classes are needed.")
+            raise ValueError(f"The target {names[0]} holds only {classes[0]!r}; at least 2 classes are needed.")
         number = {name: place for place, name in enumerate(classes)}
         return present, torch.tensor([number[entry] for entry in entries]), tuple(classes)
     good, values = [], []
@@ -198,8 +205,8 @@ def read_molecules(
         class_names=classes,
         edge_features=_one_hot(torch.cat([graph.edge_attr for graph in graphs])),
         keys=tuple(molecules[place][0] for place in kept),
-        places=tuple(f"line {line}, {text}" for line, text in zip(rows.lines, rows.columns[smiles], strict=True)),
-        folds=columns_as_folds(path.name, rows.lines, [rows.columns[split] for split in splits], splits),
+        places=tuple(f"line {line} ({text})" for line, text in zip(rows.lines, rows.columns[smiles], strict=True)),
+        folds=columns_as_folds(path.name, "line", rows.lines, {split: rows.columns[split] for split in splits}),
         notes=left_out.notes(),
     )
 
@@ -214,7 +221,7 @@ def read_sets(
     kind: Kind | None = None,
 ) -> GraphDataset:
     """Sets of vectors, one row each of a Parquet file; columns as in ``flowpool pool``."""
-    from pyarrow import lib, parquet
+    from pyarrow import lib, parquet, types
 
     from flowpool.arrow import check_columns, node_width, scalars_of, vectors_of
 
@@ -228,8 +235,15 @@ def read_sets(
         table = parquet.read_table(path, columns=wanted).combine_chunks()
     except (lib.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
+    if len(table) == 0:
+        raise ValueError(f"{path} has no rows.")
     check_columns(table.schema, nodes, masses, [])
-    width = node_width(table, nodes) if len(table) else None
+    if nested := [name for name in (*targets, *splits) if types.is_nested(table.schema.field(name).type)]:
+        raise ValueError(
+            f"Column {nested[0]!r} of {path} is of type {table.schema.field(nested[0]).type}; a target is one class or one "
+            "number in each row, and several are columns of their own."
+        )
+    width = node_width(table, nodes)
     left_out = LeftOut(path.name, "row")
     if width is None:
         raise ValueError(f"Column {nodes!r} of {path} has no vectors at all.")
@@ -263,7 +277,7 @@ def read_sets(
         masses=weighed,
         keys=_contents(members, weighed, sizes),
         places=tuple(f"row {line}" for line in rows.lines),
-        folds=columns_as_folds(path.name, rows.lines, [rows.columns[split] for split in splits], splits),
+        folds=columns_as_folds(path.name, "row", rows.lines, {split: rows.columns[split] for split in splits}),
         notes=left_out.notes(),
     )
 
@@ -277,12 +291,17 @@ def _fault(vectors: Any, place: int, sizes: np.ndarray, width: int) -> str | Non
     if (sizes != width).any():
         return f"with a vector of {int(sizes[sizes != width][0])} numbers, where others have {width}"
     begin, end = vectors.places[vectors.ptr[place]], vectors.places[vectors.ptr[place + 1]]
-    return None if bool(vectors.numbers[begin:end].double().isfinite().all()) else "with a number that is not finite"
+    numbers = vectors.numbers[begin:end]
+    if not bool(numbers.double().isfinite().all()):
+        return "with a number that is not finite"
+    return (
+        None if bool(numbers.float().isfinite().all()) else "with a number beyond 3e38, the largest of single precision"
+    )
 
 
 def _fault_of_masses(weights: Any, place: int, size: int) -> str | None:
     begin, end = weights.ptr[place], weights.ptr[place + 1]
-    values = weights.numbers[begin:end].double()
+    values = weights.numbers[begin:end].float()
     if weights.null[place]:
         return "whose masses or a part of them is null"
     if end - begin != size:

@@ -137,7 +137,7 @@ def test_transport_pool_and_its_gradients_have_the_bits_of_torch(free: bool) -> 
     received = flowpool.transport_pool(
         leaves[0], torch.from_numpy(IDS), reference=leaves[1], epsilon=leaves[2], free=free, masses=leaves[3], dim_size=GRAPHS
     )  # fmt: skip
-    for mine, theirs in zip(run(*inputs), received, strict=True):
+    for mine, theirs in zip(run(*inputs), received[:3], strict=True):
         assert np.array_equal(mine, theirs.detach().numpy())
     total = (
         (received.points * torch.from_numpy(COTANGENT)).sum()

@@ -66,11 +66,16 @@ def checked_epsilon(epsilon: float | Tensor, num_graphs: int, like: Tensor) -> T
         raise ValueError(
             f"epsilon has shape {tuple(epsilon.shape)}; pass one number, or one per graph, ({num_graphs},)."
         )
-    if not torch.compiler.is_compiling():  # otherwise the values are not known yet
+    if may_look(epsilon):
         wrong = ~(epsilon.detach().isfinite() & (epsilon.detach() > 0))
         if bool(wrong.any()):
             check_epsilon(float(epsilon.detach()[wrong].flatten()[0]))
     return epsilon.to(like).expand(num_graphs)
+
+
+def may_look(values: Tensor) -> bool:
+    """Whether values may be asked for: nothing has to be waited for, and no graph is being traced."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_epsilon(epsilon: Any) -> None:
@@ -89,7 +94,7 @@ def checked_point_masses(point_masses: Tensor | None, num_points: int, like: Ten
         raise ValueError(f"point_masses is {found}; expected a tensor of shape ({num_points},), one mass per point.")
     if not point_masses.is_floating_point():
         raise TypeError(f"point_masses is {point_masses.dtype}; pass point_masses.float().")
-    if not torch.compiler.is_compiling():
+    if may_look(point_masses):
         wrong = ~(point_masses.detach().isfinite() & (point_masses.detach() > 0))
         if bool(wrong.any()):
             point = int(wrong.nonzero()[0])

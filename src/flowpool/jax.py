@@ -283,7 +283,7 @@ def _pool(call: _Call, given: Arrays) -> list[Tensor]:
         # In double precision, in which torch adds up the gradients of graphs that share a number.
         options["epsilon"] = given["epsilon"].double() if call.kind == "flow" else given["epsilon"]
     if call.kind == "transport":
-        return list(flowpool.transport_pool(x, ids, reference=given["reference"], **options))
+        return list(flowpool.transport_pool(x, ids, reference=given["reference"], **options)[:3])
     weights = given.get("point_masses")
     pooled = flowpool.flow_pool(
         x, ids, reference=given["reference"], point_masses=weights, on_failure="ignore", **options

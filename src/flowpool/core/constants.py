@@ -73,10 +73,14 @@ PIVOTS = 2**31 - 1  # of exact transport by POT, which gives what it has at its 
 
 # The transport that gives every point the same share (flowpool.step.balance)
 BALANCED = 1e-10  # error of the shares in units of 1/M that is enough; the last Newton step squares it
+UNBALANCED = 1e-9  # the same, from which a graph is said not to have been solved
 HALFWAY = 0.01  # the same, before epsilon is lowered further; with 0.1 few points far away left whole nodes unshared
 COOLING = 4.0
 WIDE = 30.0  # range of the scores of a node, in units of epsilon, above which epsilon is approached from above
 MOST_STEPS = 200
+REWEIGHED = 100.0  # sum of the largest changes of a potential, after which a plan is computed afresh and not reweighed
+NEXT_TO_NOTHING = 1e-30  # share of a graph below which a point is told to have received nothing
+SPREADLESS = 1e-28  # of the square of where it is, below which a variance is not told from that of a single node
 DEFINITE = 1e-14  # keeps the Hessian of a plan that leaves no doubt factorisable
 
 

@@ -52,7 +52,9 @@ class PointAggregation(Aggregation):
     def _conclude(self, report: Report, device: torch.device) -> None:
         """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""
         if not torch.compiler.is_compiling():  # a traced graph has no side effects: no report, and nothing to act on
-            self._memory.conclude(report, device, self.on_failure)
+            # To look at a status on a device is to wait for it: for an error, but not for a warning.
+            waits = report.status.device.type != "cpu" and self.on_failure != "raise"
+            self._memory.conclude(report, device, "ignore" if waits else self.on_failure)
 
     def _check(self, x: Tensor) -> None:
         """Raises unless ``x`` is what this layer was made for."""

@@ -8,44 +8,25 @@ forward pass of SyncBatchNorm refuses to run.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+from flowpool.step.receive import Norming
+
 Module = nn.BatchNorm1d | nn.SyncBatchNorm
 
 
-class Norm(NamedTuple):
-    """A BatchNorm with its tensors as they are now, or with copies of them on another device."""
-
-    module: Module
-    weight: Tensor
-    bias: Tensor
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-
-    @staticmethod
-    def of(module: Module) -> Norm:
-        """With the tensors of the module, all of which it has, since we made it."""
-        running = (module.running_mean, module.running_var, module.num_batches_tracked)
-        return Norm(module, module.weight, module.bias, *cast(tuple[Tensor, Tensor, Tensor], running))
-
-    @property
-    def running(self) -> tuple[Tensor, ...]:
-        """What training changes without a gradient."""
-        return self[3:]
-
-    @property
-    def rate(self) -> float | Tensor:
-        """How far the running statistics move towards those of this batch, after it was counted."""
-        return 1 / self.num_batches_tracked if self.module.momentum is None else self.module.momentum
+def norming_of(module: Module) -> Norming:
+    """How the module norms nodes, now."""
+    group = module.process_group if is_shared(module) else False
+    return Norming(*_tensors(module), module.eps, module.training, group)
 
 
-def normalised(norm: Norm, rows: Tensor, counted: Tensor | None) -> Tensor:
+def normalised(module: Module, rows: Tensor, counted: Tensor | None) -> Tensor:
     """All rows ``(K, C)`` after BatchNorm, in training with the statistics of the counted ones alone.
 
     Fewer than two rows have no statistics worth learning from: they are normalised as in evaluation.
@@ -53,22 +34,31 @@ def normalised(norm: Norm, rows: Tensor, counted: Tensor | None) -> Tensor:
     Args:
         counted: ``(K,)`` bool; None: all.
     """
-    if not norm.module.training:
-        return _affine(norm, rows, norm.running_mean, norm.running_var)
-    traced = torch.compiler.is_compiling()
-    if traced or is_shared(norm.module) or rows.dtype != norm.weight.dtype:
-        return _by_definition(norm, rows, counted)
+    weight, bias, mean, variance = _tensors(module)
+    rows = rows.to(torch.promote_types(rows.dtype, weight.dtype))
+    if not module.training:
+        return _affine(module, rows, mean, variance)
+    if torch.compiler.is_compiling() or is_shared(module) or rows.dtype != weight.dtype or rows.device.type != "cpu":
+        return _by_definition(module, rows, counted)
     kept = rows if counted is None or bool(counted.all()) else rows[counted]
     if len(kept) < 2:
-        return _affine(norm, rows, norm.running_mean, norm.running_var)
-    norm.num_batches_tracked.add_(1)
-    own = batch_norm(
-        kept, norm.running_mean, norm.running_var, norm.weight, norm.bias, True, float(norm.rate), norm.module.eps
-    )
+        return _affine(module, rows, mean, variance)
+    cast(Tensor, module.num_batches_tracked).add_(1)
+    own = batch_norm(kept, mean, variance, weight, bias, True, float(_rate(module)), module.eps)
     if kept is rows:
         return own
     variance, mean = torch.var_mean(kept, 0, correction=0)
-    return _affine(norm, rows, mean, variance).index_put((cast(Tensor, counted),), own)
+    return _affine(module, rows, mean, variance).index_put((cast(Tensor, counted),), own)
+
+
+@torch.no_grad()
+def remember(module: Module, number: Tensor, mean: Tensor, variance: Tensor) -> None:
+    """Moves the running statistics towards those of a batch, if it had two rows or more."""
+    cast(Tensor, module.num_batches_tracked).add_((number >= 2).flatten()[0])
+    rate, enough = _rate(module), number >= 2
+    unbiased = variance * number / (number - 1).clamp(min=1)
+    for running, own in zip(_tensors(module)[2:], (mean, unbiased), strict=True):
+        running.copy_(torch.where(enough, running + rate * (own.to(running.dtype) - running), running))
 
 
 def share_statistics(module: Module, group: dist.ProcessGroup | None) -> None:
@@ -82,39 +72,42 @@ def is_shared(module: Module) -> bool:
     return asked and dist.is_available() and dist.is_initialized()
 
 
-def _affine(norm: Norm, rows: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def _tensors(module: Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All of which the module has, since we made it."""
+    running = cast(tuple[Tensor, Tensor], (module.running_mean, module.running_var))
+    return module.weight, module.bias, *running
+
+
+def _rate(module: Module) -> float | Tensor:
+    """How far the running statistics move towards those of this batch, after it was counted."""
+    return 1 / cast(Tensor, module.num_batches_tracked) if module.momentum is None else module.momentum
+
+
+def _affine(module: Module, rows: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """The rows with these statistics taken off."""
-    slope = norm.weight * torch.rsqrt(variance + norm.module.eps)
-    return (rows - mean) * slope + norm.bias
+    slope = module.weight * torch.rsqrt(variance + module.eps)
+    return (rows - mean) * slope + module.bias
 
 
-def _by_definition(norm: Norm, rows: Tensor, counted: Tensor | None) -> Tensor:
+def _by_definition(module: Module, rows: Tensor, counted: Tensor | None) -> Tensor:
     """:func:`normalised` in training, without a question to a value that a traced graph does not know yet."""
     ones = rows.new_ones(len(rows), 1) if counted is None else counted.to(rows.dtype).unsqueeze(-1)
-    total = _of_all(norm, (torch.cat([torch.ones_like(ones), rows], 1) * ones).sum(0))
+    total = _of_all(module, (torch.cat([torch.ones_like(ones), rows], 1) * ones).sum(0))
     count, mean = total[0], total[1:] / total[0].clamp(min=1)
-    variance = _of_all(norm, ((rows - mean).square() * ones).sum(0)) / count.clamp(min=1)
+    variance = _of_all(module, ((rows - mean).square() * ones).sum(0)) / count.clamp(min=1)
     enough = count >= 2
-    used = torch.where(enough, mean, norm.running_mean), torch.where(enough, variance, norm.running_var)
-    out = _affine(norm, rows, *used)
-    _remember(norm, enough, mean.detach(), (variance * count / (count - 1)).detach())
+    _, _, running_mean, running_var = _tensors(module)
+    used = torch.where(enough, mean, running_mean), torch.where(enough, variance, running_var)
+    out = _affine(module, rows, *used)
+    remember(module, count, mean.detach(), variance.detach())
     return out
 
 
-@torch.no_grad()
-def _remember(norm: Norm, enough: Tensor, mean: Tensor, variance: Tensor) -> None:
-    """Moves the running statistics towards those of a batch, if it had enough rows."""
-    norm.num_batches_tracked.add_(enough)
-    rate = norm.rate
-    for running, own in ((norm.running_mean, mean), (norm.running_var, variance)):
-        running.copy_(torch.where(enough, running + rate * (own.to(running.dtype) - running), running))
-
-
-def _of_all(norm: Norm, value: Tensor) -> Tensor:
+def _of_all(module: Module, value: Tensor) -> Tensor:
     """The sum of a value over the processes of a module that shares statistics; the value itself otherwise."""
-    if not is_shared(norm.module):
+    if not is_shared(module):
         return value
-    total: Tensor = _Total.apply(value, norm.module.process_group)
+    total: Tensor = _Total.apply(value, module.process_group)
     return total
 
 

@@ -7,8 +7,7 @@ and a count meet the head on one scale.
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +15,21 @@ from torch_geometric.experimental import disable_dynamic_shapes
 from torch_geometric.nn.inits import reset
 
 from flowpool import costs
-from flowpool.core.measures import Clouds
-from flowpool.costs import CostFunction, Geometry
-from flowpool.engines import choice
-from flowpool.engines.devices import HOST, carried
-from flowpool.inputs import check_choice, check_like, check_number, checked_epsilon, checked_point_masses
+from flowpool.core.constants import UNBALANCED
+from flowpool.costs import CostFunction
+from flowpool.engines.devices import precision_on
+from flowpool.inputs import check_choice, check_like, check_number, checked_epsilon, checked_point_masses, may_look
 from flowpool.nn.base import PointAggregation, check_most, initial_reference
-from flowpool.nn.norm import Norm, is_shared, normalised, share_statistics
+from flowpool.nn.norm import normalised, norming_of, remember, share_statistics
 from flowpool.nn.report import Report
-from flowpool.options import ENGINES, ON_FAILURE, Engine, OnFailure
+from flowpool.options import ENGINES, Engine, OnFailure
 from flowpool.results import BackwardReport
 from flowpool.status import Status
-from flowpool.step.pool import Received, Step, checked_cost, precise_clouds, receive, without_broken
-from flowpool.step.ragged import leaves_device, use_kernels
+from flowpool.step.pool import checked_cost, computable, graphs_of_nodes, largest
+from flowpool.step.receive import MOVED, ROOTS, receive, use_kernels
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # which not every build of torch has
-
-_UNBALANCED = 1e-6  # error of the shares from which a step is said to have failed
 
 
 class FlowReadout(PointAggregation):
@@ -89,7 +85,6 @@ class FlowReadout(PointAggregation):
         check_choice("size", size, ("append", None))
         check_choice("norm", norm, ("batch", None))
         check_choice("engine", engine, ENGINES)
-        check_choice("on_failure", on_failure, ON_FAILURE)
         self._initial = initial_reference(reference, self.in_channels, self.num_points, seed)
         check_number("epsilon", epsilon)
         self.epsilon = float(checked_epsilon(epsilon, 1, self._initial.double()))
@@ -147,141 +142,44 @@ class FlowReadout(PointAggregation):
         self._check_dim(dim)
         if masses is not None:
             check_like(masses, x, "masses", "x")
-        state = self._state()
-        if not self._leaves_device(x):
-            return self._vectors(state, dim_size, max_num_elements, x.device, x, index, ptr, masses)
-        choice.say_where(x.device)
-        given, there = state.to_host(x, index, ptr, masses)
-        rows = self._vectors(there, dim_size, max_num_elements, x.device, *given)
-        return state.learned(there, rows)
-
-    def _state(self) -> _State:
-        nodes, output = (None if norm is None else Norm.of(norm) for norm in (self.node_norm, self.output_norm))
-        return _State(nodes, output, self.reference, costs.geometry_of(self.cost))
-
-    def _leaves_device(self, x: Tensor) -> bool:
-        """Whether all is computed on the CPU, by kernels, for tensors on another device."""
-        if any(is_shared(norm) for norm in self._norms):
-            return False  # the processes talk to each other about tensors on their devices
-        return leaves_device(self.engine, x)
-
-    def _vectors(
-        self,
-        state: _State,
-        dim_size: int | None,
-        max_num_elements: int | None,
-        device: torch.device,
-        x: Tensor,
-        index: Tensor | None,
-        ptr: Tensor | None,
-        masses: Tensor | None,
-    ) -> Tensor:
-        """:meth:`forward` where ``x`` and ``state`` are, with a report for a caller on a device."""
-        clouds, order = precise_clouds(x, index, ptr, masses, dim_size)
-        check_most(clouds.sizes, max_num_elements)
-        weights = None if masses is None else masses.to(clouds.masses.dtype)[order]
-        clouds, broken = without_broken(clouds)
-        counted = None if broken is None else ~broken[clouds.batch]
-        if weights is not None:
-            counted = weights > 0 if counted is None else counted & (weights > 0)
-        clouds = clouds.moved(_normalised(state.node_norm, clouds.nodes, counted, x.dtype))
-        received, report = self._received(state, clouds, broken)
-        self._conclude(report, device)
-        report = report.on(x.device)
-        rows = self._columns(received, clouds, weights)  # (B, out_channels)
-        counted = report.status != Status.EMPTY.value
-        if not torch.compiler.is_compiling() and bool(report.converged.all()):
-            return _normalised(state.output_norm, rows, counted, x.dtype).to(x.dtype)
-        bad = ~(report.converged | (report.status == Status.MAX_STEPS.value))  # which are NaN, or overflowed
-        rows = _normalised(state.output_norm, rows.masked_fill(bad[:, None], 0.0), counted & ~bad, x.dtype)
-        return rows.masked_fill(bad[:, None], torch.nan).to(x.dtype)
-
-    def _received(self, state: _State, clouds: Clouds, broken: Tensor | None) -> tuple[list[Tensor], Report]:
-        """What is told of the points, each ``(B, M, D)``, and how that went.
-
-        Args:
-            clouds: normalised nodes, zeros in broken graphs.
-            broken: which graphs are, ``(B,)`` bool; None: none.
-        """
-        level = self.epsilon * self.in_channels  # nodes of variance one in each feature
-        step = Step(
-            state.reference.to(clouds.nodes.dtype),
-            checked_point_masses(None, self.num_points, clouds.nodes),
-            checked_epsilon(level, clouds.num_graphs, clouds.nodes),
-            state.geometry.to(clouds.nodes.dtype, clouds.nodes.device).feature_weights,
-            False,
-            use_kernels(self.engine, clouds.nodes),
+            masses = masses.to(x.dtype)
+        ptr, graph = graphs_of_nodes(x, index, ptr, masses, dim_size)
+        if max_num_elements is not None:
+            check_most(ptr.diff(), max_num_elements)
+        compiled, num_graphs = use_kernels(self.engine, x), len(ptr) - 1
+        reference = self.reference.to(precision_on(x.device))
+        told = receive(
+            *computable(x, masses),
+            reference,
+            checked_point_masses(None, self.num_points, reference),
+            reference.new_full((num_graphs,), self.epsilon * self.in_channels),
+            costs.geometry_of(self.cost).to(reference.dtype, x.device).feature_weights,
+            graph,
+            ptr,
+            norming=None if self.node_norm is None else norming_of(self.node_norm),
+            switches=MOVED | ROOTS,
+            compiled=compiled,
+            limit=largest(self.reference.dtype),
         )
-        received = receive(clouds, step)
-        moved = received.points - step.reference
-        return [moved, received.deviations], _report_of_step(received, step, clouds, broken)
+        if self.node_norm is not None and self.node_norm.training:
+            remember(self.node_norm, *told.statistics)
+        where = f"{'compiled' if compiled else 'torch'} engine on {x.device}"
+        steps = torch.ones_like(told.status, dtype=torch.long)
+        self._conclude(Report(told.status, told.error, steps, BackwardReport(x.device), where, UNBALANCED), x.device)
+        columns = told.rows if self.size else told.rows[:, : self.out_channels]
+        return self._normed(columns, told.status).to(x.dtype)
 
-    def _columns(self, told: list[Tensor], clouds: Clouds, weights: Tensor | None) -> Tensor:
-        """The vector before the last normalisation; weights of the nodes as they were given, None: all one."""
-        columns = [values.flatten(1) for values in told]
-        if self.size is not None:
-            counts = torch.ones_like(clouds.masses) if weights is None else weights
-            columns += [clouds.sum(counts.unsqueeze(-1) * clouds.nodes), clouds.sum(counts).unsqueeze(-1)]
-        return torch.cat(columns, 1)
+    def _normed(self, rows: Tensor, status: Tensor) -> Tensor:
+        """The rows after BatchNorm, in whose statistics empty and broken graphs do not count."""
+        if self.output_norm is None:
+            return rows
+        if may_look(rows) and not bool(status.any()):
+            return normalised(self.output_norm, rows, None)
+        bad = (status == Status.NONFINITE_INPUT.value) | (status == Status.NONFINITE.value)
+        counted = ~bad & (status != Status.EMPTY.value)
+        return normalised(self.output_norm, rows.masked_fill(bad[:, None], 0.0), counted).masked_fill(
+            bad[:, None], torch.nan
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, size={self.size!r})"
-
-
-class _State(NamedTuple):
-    """The tensors of a layer, or copies of them on the CPU."""
-
-    node_norm: Norm | None
-    output_norm: Norm | None
-    reference: Tensor
-    geometry: Geometry
-
-    def to_host(self, *given: Any) -> tuple[list[Any], _State]:
-        """Values of a caller, and these, on the CPU, by one copy."""
-        first, second, reference, geometry = self
-        norms = [*(() if first is None else first[1:]), *(() if second is None else second[1:])]
-        found = carried([*given, reference, *norms, *geometry.tensors.values()], HOST)
-        rest = iter(found[len(given) :])
-        there = next(rest)
-        nodes, output = (
-            None if norm is None else Norm(norm.module, *islice(rest, len(norm) - 1)) for norm in (first, second)
-        )
-        return found[: len(given)], _State(nodes, output, there, geometry.having(rest))
-
-    def learned(self, there: _State, rows: Tensor) -> Tensor:
-        """What was computed on the CPU, on the device of these; running statistics follow those of the copies."""
-        norms = [state[:2] for state in (self, there)]
-        own, changed = ([value for norm in pair if norm for value in norm.running] for pair in norms)
-        training = self.node_norm is not None and self.node_norm.module.training
-        rows, *values = carried([rows, *(changed if training else ())], self.reference.device)
-        with torch.no_grad():
-            for running, value in zip(own if training else (), values, strict=True):
-                running.copy_(value)
-        return rows
-
-
-def _normalised(norm: Norm | None, rows: Tensor, counted: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """BatchNorm of rows in the precision of the layer or of the caller's features, whichever is higher."""
-    if norm is None:
-        return rows
-    precision = torch.promote_types(dtype, norm.weight.dtype)
-    return normalised(norm, rows.to(precision), counted).to(rows.dtype)
-
-
-@torch.no_grad()
-def _report_of_step(received: Received, step: Step, clouds: Clouds, broken: Tensor | None) -> Report:
-    """How near the shares that the points received are to those that they were to receive."""
-    empty = clouds.sizes == 0
-    residual = (received.masses / step.shares - 1).abs().amax(1)
-    residual = residual.masked_fill(empty, 0.0)
-    status = (residual > _UNBALANCED) * Status.MAX_STEPS.value
-    overflowed = received.points.isfinite().flatten(1).all(1).logical_not()
-    status = status.masked_fill(overflowed, Status.NONFINITE.value).masked_fill(empty, Status.EMPTY.value)
-    if broken is not None:
-        status = status.masked_fill(broken, Status.NONFINITE_INPUT.value)
-        residual = residual.masked_fill(broken, torch.nan)
-    device = clouds.nodes.device
-    return Report(
-        status.to(torch.int8), residual, torch.ones_like(clouds.sizes), BackwardReport(device),
-        f"{'compiled' if step.compiled else 'torch'} engine on {device}", _UNBALANCED,
-    )  # fmt: skip

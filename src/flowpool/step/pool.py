@@ -15,23 +15,27 @@ marginal of the points is whatever comes out (semi-relaxed transport): nothing i
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowpool import costs, references
-from flowpool.core.measures import Clouds, check_features, make_clouds
-from flowpool.costs import Cost, CostFunction, Geometry
-from flowpool.engines.choice import say_where
-from flowpool.engines.devices import HOST, carried, opaque, precision_on
-from flowpool.inputs import check_choice, check_flag, check_like, check_plain, checked_epsilon, checked_point_masses
+from flowpool.core.measures import Clouds, check_features, graphs_of, make_clouds
+from flowpool.costs import Cost, CostFunction
+from flowpool.engines.devices import opaque, precision_on
+from flowpool.inputs import (
+    check_choice,
+    check_flag,
+    check_like,
+    check_plain,
+    checked_epsilon,
+    checked_point_masses,
+    may_look,
+)
 from flowpool.options import ENGINES, Engine
-from flowpool.step.balance import balanced
-from flowpool.step.ragged import leaves_device, products_of_rows, sums_of_products, use_kernels
-
-_NOTHING = 1e-30  # share of a graph below which a point is told to have received nothing
-_ROUNDING = 1e-14  # of a mean square, below which a variance is not told from that of a single node
+from flowpool.step.ragged import products_of_rows, sums_of_products
+from flowpool.step.receive import FREE, RELATIVE, receive, use_kernels
 
 
 class Received(NamedTuple):
@@ -42,11 +46,16 @@ class Received(NamedTuple):
             the number of nodes it counts them.
         points: mean of what each point received, ``(B, M, D)``; the reference point itself where that is nothing.
         variances: of each feature within what each point received, ``(B, M, D)``; zero where that is nothing.
+        residual: the largest relative error of a share, ``(B,)``; zero with free masses.
+        status: :class:`flowpool.Status` codes, ``(B,)`` int8. MAX_STEPS: the shares are not right to 1e-9, and ``residual`` says by
+            how much.
     """
 
     masses: Tensor
     points: Tensor
     variances: Tensor
+    residual: Tensor
+    status: Tensor
 
     @property
     def deviations(self) -> Tensor:
@@ -115,13 +124,73 @@ def transport_pool(
     given = checked_cost(cost, nodes.shape[1])
     if masses is not None:
         check_like(masses, nodes, "masses", "nodes")
-    device, geometry = nodes.device, costs.geometry_of(given)
-    tensors: list[Any] = [nodes, batch, ptr, masses, reference, point_masses, epsilon, *geometry.tensors.values()]
-    if leaves_device(engine, nodes):
-        say_where(device)
-        tensors = carried(tensors, HOST)
-    received = _received(dim_size, relative, free, engine, geometry.having(tensors[7:]), *tensors[:7])
-    return Received(*carried(received, device))
+        masses = masses.to(nodes.dtype)
+    offsets, graph = graphs_of_nodes(nodes, batch, ptr, masses, dim_size)
+    num_graphs = len(offsets) - 1
+    precise = reference.to(precision_on(nodes.device))
+    told = receive(
+        *computable(nodes, masses),
+        precise,
+        checked_point_masses(point_masses, len(reference), precise),
+        checked_epsilon(epsilon, num_graphs, precise),
+        costs.geometry_of(given).to(precise.dtype, nodes.device).feature_weights,
+        graph,
+        offsets,
+        switches=FREE * free + RELATIVE * relative,
+        compiled=use_kernels(engine, nodes),
+        limit=largest(torch.float64),
+    )
+    size, shape = precise.numel(), (num_graphs, *precise.shape)
+    points, variances = told.rows[:, :size].reshape(shape), told.rows[:, size : 2 * size].reshape(shape)
+    dtype = nodes.dtype
+    return Received(told.received.to(dtype), points.to(dtype), variances.to(dtype), told.error, told.status)
+
+
+def computable(nodes: Tensor, masses: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The nodes and their masses in a precision that is computed with."""
+    dtype = torch.promote_types(nodes.dtype, torch.float32)
+    return nodes.to(dtype), None if masses is None else masses.to(dtype)
+
+
+def largest(dtype: torch.dtype) -> float:
+    """Size of a feature up to which sums of squares stay finite in a precision."""
+    return 1e150 if dtype == torch.float64 else 1e18
+
+
+def graphs_of_nodes(
+    nodes: Tensor, batch: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int | None
+) -> tuple[Tensor, Tensor]:
+    """Offsets of the graphs once their nodes are sorted ``(B + 1,)`` and the graph of each node ``(N,)``, after all checks.
+
+    What is on a device is not looked at where the number of graphs is known: that would be waiting for it.
+    """
+    if num_graphs is None or may_look(nodes):
+        return graphs_of(nodes, batch, ptr, masses, num_graphs)
+    if nodes.device.type == "cpu":
+        return looked_at(nodes.detach(), batch, ptr, None if masses is None else masses.detach(), num_graphs)
+    if ptr is not None:
+        ptr = ptr.to(nodes.device)
+        ids = torch.arange(num_graphs, device=nodes.device)
+        return ptr, ids.repeat_interleave(ptr.diff(), output_size=len(nodes))
+    if batch is None:
+        batch = torch.zeros(len(nodes), dtype=torch.long, device=nodes.device)
+    batch = batch.to(nodes.device, torch.long)
+    sizes = batch.new_zeros(num_graphs + 1).index_add_(0, batch + 1, torch.ones_like(batch))
+    return sizes.cumsum(0), batch
+
+
+@opaque(
+    lambda nodes, batch, ptr, masses, num_graphs: (
+        nodes.new_empty(num_graphs + 1, dtype=torch.long),
+        nodes.new_empty(nodes.shape[0], dtype=torch.long),
+    )
+)
+def looked_at(
+    nodes: Tensor, batch: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
+) -> tuple[Tensor, Tensor]:
+    """:func:`flowpool.core.measures.graphs_of` for traced graphs, whose values are not known before."""
+    offsets, graph = graphs_of(nodes, batch, ptr, masses, num_graphs)
+    return offsets.clone(), graph.clone()
 
 
 def checked_cost(cost: str | CostFunction, num_features: int) -> Cost:
@@ -134,35 +203,6 @@ def checked_cost(cost: str | CostFunction, num_features: int) -> Cost:
             "use flow_pool or FlowPool, which take any cost."
         )
     return given
-
-
-def _received(
-    dim_size: int | None,
-    relative: bool,
-    free: bool,
-    engine: Engine,
-    geometry: Geometry,
-    nodes: Tensor,
-    batch: Tensor | None,
-    ptr: Tensor | None,
-    masses: Tensor | None,
-    reference: Tensor,
-    point_masses: Tensor | None,
-    epsilon: float | Tensor,
-) -> Received:
-    """:func:`transport_pool` where the nodes are."""
-    clouds, _ = precise_clouds(nodes, batch, ptr, masses, dim_size)
-    clouds, broken = without_broken(clouds)
-    level = checked_epsilon(epsilon, clouds.num_graphs, clouds.nodes)
-    shares = checked_point_masses(point_masses, reference.shape[0], clouds.nodes)
-    weights = geometry.to(clouds.nodes.dtype, nodes.device).feature_weights
-    step = Step(reference.to(clouds.nodes), shares, level, weights, free, use_kernels(engine, nodes))
-    received = receive_relative(clouds, step) if relative else receive(clouds, step)
-    if broken is not None:
-        masses, *rest = received
-        masses = masses.masked_fill(broken[:, None], torch.nan)
-        received = Received(masses, *(value.masked_fill(broken[:, None, None], torch.nan) for value in rest))
-    return Received(*(value.to(nodes.dtype) for value in received))
 
 
 class Step(NamedTuple):
@@ -219,45 +259,6 @@ def without_broken(clouds: Clouds) -> tuple[Clouds, Tensor | None]:
         return clouds, None
     broken = clouds.sum((~finite).any(-1).to(clouds.masses.dtype)) > 0
     return clouds.moved(clouds.nodes.masked_fill(broken[clouds.batch, None], 0.0)), broken
-
-
-def receive_relative(clouds: Clouds, step: Step) -> Received:
-    """:func:`receive` in the frame of each graph, whose mean is at zero and whose variances sum to one."""
-    mean = clouds.mean()
-    centred = clouds.nodes - mean[clouds.batch]
-    squares = centred * centred
-    variance = clouds.sum(clouds.masses * squares.sum(-1))  # (B,), R^2
-    apart = variance > 0  # otherwise the graph is one point or none, and every unit is as good
-    radius = torch.where(apart, variance, 1.0).sqrt()[:, None]
-    unit = torch.ones_like(variance)
-    if step.weights is not None:
-        weighed = clouds.sum(clouds.masses * (squares * step.weights.square()).sum(-1))
-        unit = torch.where(apart, weighed, 1.0) / radius.squeeze(-1).square()
-    framed = clouds.moved(centred / radius[clouds.batch])
-    received = receive(framed, step._replace(epsilon=step.epsilon * unit))
-    points = mean[:, None] + radius[:, None] * received.points
-    return Received(received.masses, points, radius[:, None].square() * received.variances)
-
-
-def receive(clouds: Clouds, step: Step) -> Received:
-    """:func:`transport_pool` of finite clouds from :func:`precise_clouds`, in their dtype and coordinates."""
-    reference, ptr, compiled = step.reference, clouds.ptr, step.compiled
-    mean, deviations = centre(clouds, compiled)
-    scores = scores_of(clouds, mean, deviations, reference.unsqueeze(0), step)
-    portions = scores.softmax(-1) if step.free else balanced(scores, clouds.masses, step.shares, ptr, compiled)
-    plan = clouds.masses.unsqueeze(-1) * portions  # (N, M), P^T
-
-    dim = reference.shape[1]
-    # A product and not a square, whose derivative torch would compute as that of a power.
-    terms = torch.cat([torch.ones_like(deviations[:, :1]), deviations, deviations * deviations], 1)  # (N, 1 + 2 D)
-    received, first, second = sums_of_products(plan, terms, ptr, compiled).split([1, dim, dim], -1)  # (B, M, ...)
-    # Next to nothing lies at every point from the start, so that there is a mean where nothing comes.
-    total = received + _NOTHING
-    shift = (first + _NOTHING * (reference - mean.unsqueeze(1))) / total
-    square = second / total
-    variances = square - shift * shift
-    variances = variances.masked_fill(variances <= _ROUNDING * square, 0.0)
-    return Received(received.squeeze(-1), mean.unsqueeze(1) + shift, variances)
 
 
 def centre(clouds: Clouds, compiled: bool) -> tuple[Tensor, Tensor]:

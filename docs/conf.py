@@ -39,8 +39,9 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_mock_imports = reference_pages.absent()
+autodoc_typehints = "description"  # types stand with the arguments, so that a signature is short
+autodoc_typehints_description_target = "documented"
 autodoc_typehints_format = "short"
-maximum_signature_line_length = 88
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

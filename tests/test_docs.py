@@ -1,6 +1,7 @@
 """What the README and the pages say: every Python snippet runs, every test they name exists, every local link leads somewhere."""
 
 import re
+import runpy
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -29,6 +30,17 @@ def test_snippets_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.M
     namespace: dict[str, object] = {}
     for snippet in SNIPPET.findall(text_of(page)):
         exec(compile(snippet, str(page), "exec"), namespace)  # noqa: S102 - our own documentation
+
+
+EXAMPLES = runpy.run_path(str(ROOT / "docs" / "_ext" / "reference_pages.py"))
+
+
+@pytest.mark.parametrize("page", [*EXAMPLES["GROUPS"], *EXAMPLES["LIBRARIES"]])
+def test_examples_of_the_reference_run(page: str) -> None:
+    example = (EXAMPLES["GROUPS"] | EXAMPLES["LIBRARIES"])[page][2]
+    if page in EXAMPLES["LIBRARIES"]:
+        pytest.importorskip(EXAMPLES["LIBRARIES"][page][0])
+    exec(compile(example, page, "exec"), {})  # noqa: S102 - our own documentation
 
 
 def test_the_readme_has_snippets() -> None:

@@ -111,7 +111,7 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path, pages: dic
     modules = {"costs", "masses", "references"}
     expected = {f"flowpool.{name}" for name in flowpool.__all__ if name not in modules}
     expected |= {f"module-flowpool.{name}" for name in modules}
-    # Doors too, whether their libraries are installed or not.
+    # The modules for other libraries too, whether their libraries are installed or not.
     expected |= {
         "flowpool.sklearn.FlowVectorizer",
         "flowpool.jax.flow_pool",

@@ -26,12 +26,13 @@ pooled = flow_pool(nodes, batch, reference=torch.randn(48, 2, generator=generato
 first, last = pooled.points  # (48, 2) each
 print(pooled.converged.tolist(), pooled.divergence.tolist())
 
-figure, panes = plt.subplots(1, 7, figsize=(13, 2.4), layout="constrained")
+figure, panes = plt.subplots(2, 3, figsize=(8, 5.6), layout="constrained")
+panes = panes.ravel()
 colours = first[:, 1].atan2(first[:, 0])  # of each row, by where it is in the ring
-for axes, cloud, size in ((panes[0], ring, 70), (panes[6], cross, 240)):
+for axes, cloud, size in ((panes[0], ring, 70), (panes[5], cross, 240)):
     axes.scatter(*cloud.T, s=8, color="grey")
     axes.set_title(f"{size} points")
-for axes, time in zip(panes[1:6], torch.linspace(0, 1, 5), strict=True):
+for axes, time in zip(panes[1:5], torch.linspace(0, 1, 4), strict=True):
     axes.scatter(*((1 - time) * first + time * last).T, s=26, c=colours, cmap="twilight")
     axes.set_title("48 rows" if float(time) in (0.0, 1.0) else "")
 for axes in panes:

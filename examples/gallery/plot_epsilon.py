@@ -17,8 +17,8 @@ nodes = torch.cat([centre + 0.35 * torch.randn(22, 2, generator=generator) for c
 reference = torch.randn(5, 2, generator=generator)
 colours = plt.get_cmap("Dark2").colors[:5]
 
-figure, panes = plt.subplots(1, 4, figsize=(12, 3.2), layout="constrained")
-for axes, epsilon in zip(panes, (0.01, 0.1, 0.5, 2.0), strict=True):
+figure, panes = plt.subplots(2, 2, figsize=(7, 6), layout="constrained")
+for axes, epsilon in zip(panes.flat, (0.01, 0.1, 0.5, 2.0), strict=True):
     pooled = flow_pool(nodes, reference=reference, epsilon=epsilon)
     points, plan = pooled.points[0], pooled.plan(0)
     share = plan / plan.sum(0)  # (5, 66), of each node that goes to each point

@@ -34,9 +34,9 @@ figure, axes = plt.subplots(figsize=(6, 5.2))
 for one, other in graph.edges:
     axes.plot(*zip(places[one], places[other], strict=True), color="grey", lw=1.6, zorder=1)
 for place, shares, atom in zip(places, plan.T.tolist(), atoms, strict=True):
-    axes.pie(shares, center=place, radius=0.08, colors=plt.get_cmap("Set2").colors[:5], wedgeprops={"zorder": 2})
-    axes.text(*place, atom, ha="center", va="center", fontsize=9, weight="bold", zorder=3)
+    axes.pie(shares, center=place, radius=0.1, colors=plt.get_cmap("Set2").colors[:5], wedgeprops={"zorder": 2})
+    axes.text(*place, atom, ha="center", va="center", fontsize=15, weight="bold", zorder=3)
 axes.set_aspect("equal")
-axes.set_xlim(min(x for x, _ in places) - 0.12, max(x for x, _ in places) + 0.12)
-axes.set_ylim(min(y for _, y in places) - 0.12, max(y for _, y in places) + 0.12)
+axes.set_xlim(min(x for x, _ in places) - 0.13, max(x for x, _ in places) + 0.13)
+axes.set_ylim(min(y for _, y in places) - 0.13, max(y for _, y in places) + 0.13)
 axes.set_axis_off()

@@ -24,8 +24,8 @@ stopped = flow_pool(usual, reference=reference, gradient="none", max_steps=3, on
 
 shown = [(name, nodes, together.points[i], together.status[i]) for i, (name, nodes) in enumerate(graphs.items())]
 shown.append(("24 nodes, max_steps=3", usual, stopped.points[0], stopped.status[0]))
-figure, panes = plt.subplots(1, 4, figsize=(12, 3.7), layout="constrained")
-for axes, (name, nodes, points, status) in zip(panes, shown, strict=True):
+figure, panes = plt.subplots(2, 2, figsize=(7, 7.4), layout="constrained")
+for axes, (name, nodes, points, status) in zip(panes.flat, shown, strict=True):
     axes.scatter(*nodes.T, s=22, color="#56b4e9")
     axes.scatter(*points.T, s=90, color="#d55e00", edgecolor="black", alpha=0.6, zorder=3)
     axes.set_title(f"{name}\n{Status(int(status)).name}", fontsize=11)

@@ -34,7 +34,7 @@ def kmeans(x: Tensor, num_points: int, seed: int = 0, relative: bool = True) -> 
     try:
         from sklearn.cluster import KMeans
     except ImportError as error:
-        raise ImportError("k-means references need scikit-learn: pip install 'flowpool[lab]'.") from error
+        raise ImportError("k-means references need scikit-learn: pip install 'flowpool[sklearn]'.") from error
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; pass a tensor of shape (num_nodes, in_channels).")
     if x.dim() != 2 or not x.is_floating_point():

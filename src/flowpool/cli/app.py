@@ -76,7 +76,7 @@ _add(
 )
 _add(kept, _COMPARE, "flowpool kept MUTAG ENZYMES --points 8", "flowpool kept --count 50 --json")
 _add(bench, _COMPARE, "flowpool bench --no-large", "flowpool bench --json")
-_add(explore, _COMPARE, "flowpool explore", "flowpool explore --no-open --port 8080")
+_add(explore, _COMPARE, "flowpool explore", "flowpool explore molecules.csv --smiles smiles")
 _add(figures, _COMPARE, "flowpool figures", "flowpool figures flow circle --out f")
 _add(
     pool,

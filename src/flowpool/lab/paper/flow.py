@@ -192,11 +192,11 @@ def animate(record: Paths) -> list[Image.Image]:
         _draw_cloud(view, record.nodes)
         for point in range(NUM_POINTS):
             view.plot(*record.steps[: step + 1, point].T, color=style.RED, lw=0.8, alpha=0.6)
-        style.scatter(view, record.steps[0], marker="x", s=26, color=style.BLACK)
-        style.scatter(view, record.steps[step], s=46, color=style.RED, edgecolor=style.BLACK, zorder=4)
+        style.scatter(view, record.steps[0], marker="x", s=40, color=style.BLACK)
+        style.scatter(view, record.steps[step], s=80, color=style.RED, edgecolor=style.BLACK, zorder=4)
         view.set_xlim(-1.9, 2.7)
         view.set_ylim(-1.9, 2.2)
-        view.set_title(f"step {step}: divergence {float(record.energy[step]):.3f}")
+        view.set_title(f"step {step}: divergence {float(record.energy[step]):.3f}", fontsize=17)
         frames.append(style.snapshot(figure))
     return frames
 

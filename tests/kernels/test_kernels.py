@@ -10,15 +10,25 @@ from numpy.typing import NDArray
 
 from flowpool.core.constants import FLAT, INVERSIONS, MOST_LEADING
 from flowpool.core.directions import leading_directions
-from flowpool.kernels.cloud import make_room, merge_nodes, unfold
+from flowpool.kernels.cloud import (
+    basis_of,
+    cloud_memory,
+    graph_memory,
+    make_room,
+    merge_nodes,
+    reduce_start,
+    reduce_to_hull,
+)
 from flowpool.kernels.divergence import evaluate, start_cold
 from flowpool.kernels.flow import move_to
+from flowpool.kernels.frame import arrange
 from flowpool.kernels.hessian import form_hessian, shifted_factor, solve_factored
 from flowpool.kernels.machine.jit import entry
 from flowpool.kernels.machine.lanes import exponential, load, store
 from flowpool.kernels.machine.linear import factorise, padded, smallest_eigenvalue, smallest_pivot
 from flowpool.kernels.machine.rows import rows_of
-from flowpool.kernels.memory import open_graph, open_span
+from flowpool.kernels.memory import open_cloud, open_graph
+from flowpool.kernels.records import DIMENSION, FACTS, HEAVY, Given, Kept
 from flowpool.kernels.response import hessian_product, keep_plans
 from flowpool.kernels.systems import conjugate_gradients, factorise_others, is_exact, solve_adjoint, solve_newton
 
@@ -79,7 +89,7 @@ def padded_to_lanes(size: int) -> int:
 
 @entry
 def one_graph(  # type: ignore[no-untyped-def]
-    nodes, bits, masses, start, given_masses, epsilon, direction, shift, ridge,
+    given, kept, start, epsilon, direction, shift, ridge,
     gradient, product, matrix, block_product, solved, image, newton, way, basis,
 ):  # fmt: skip
     """Everything that the kernels know about the points ``start`` of one graph, along the direction W.
@@ -88,13 +98,25 @@ def one_graph(  # type: ignore[no-untyped-def]
     ``(H + shift diag(2 a)) w = W`` there; the image of the same solution in all coordinates by conjugate gradients; the
     Newton step for W, and the solution of the adjoint.
     """
-    count, features, most = start.shape[1], start.shape[2], nodes.shape[0]
-    room = make_room(most)
-    atoms = merge_nodes(bits, masses, 0, most, False, room)
-    first, second = unfold(
-        nodes, room, atoms, start, 0, given_masses, epsilon, 1e-10, 1e-13, MOST_LEADING, np.empty(0), np.empty(0)
+    count, features = start.shape
+    room = make_room(len(given.nodes), features)
+    arrange(given, kept, 0, room)
+    merge_nodes(given, kept, 0, room)
+    first = cloud_memory(given, kept, 0, room, np.empty(0))
+    cloud = open_cloud(first, room.cloud_places)
+    for i in range(count):
+        for d in range(padded(features)):
+            cloud.outside[i, d] = start[i, d] if d < features else 0.0
+    reduce_to_hull(given, kept, 0, room, cloud)
+    reduce_start(given, kept, 0, cloud)
+    atoms, own_basis = int(kept.facts[0, HEAVY]), basis_of(kept, 0, given)
+    second = graph_memory(
+        given, kept, 0, room, epsilon, atoms, int(kept.facts[0, DIMENSION]), MOST_LEADING, np.empty(0)
     )
-    span, graph = open_span(first, room.span_places), open_graph(second, room.places)
+    graph = open_graph(second, room.graph_places)
+    for i in range(count):
+        for e in range(padded(graph.dimension)):
+            graph.there.points[i, e] = cloud.points[i, e] if e < graph.dimension else 0.0
     evaluate(graph, graph.there, epsilon, start_cold(graph, graph.there, epsilon), 1e-14)
     move_to(graph.there, graph.here, graph)
     keep_plans(graph)
@@ -102,14 +124,14 @@ def one_graph(  # type: ignore[no-untyped-def]
     dimension, lead = graph.dimension, graph.lead
     for e in range(dimension):
         for d in range(features):
-            basis[e, d] = span.basis[e, d]
+            basis[e, d] = own_basis[e, d]
     for i in range(count):
         for e in range(padded(dimension)):
             graph.first[i, e] = 0.0
             graph.velocity[i, e] = 0.0
         for e in range(dimension):
             for d in range(features):
-                graph.first[i, e] += direction[i, d] * span.basis[e, d]
+                graph.first[i, e] += direction[i, d] * own_basis[e, d]
             if e < lead:
                 graph.velocity[i, e] = graph.first[i, e]
     hessian_product(graph, graph.first, epsilon, 0.0, graph.solution)
@@ -163,8 +185,21 @@ class Graph:
         count, features = points.shape
         gradient, product, block_product, solved, image, newton, answer = np.zeros((7, count, features))
         matrix, basis = np.zeros((count, features, count, features)), np.zeros((features, features))
+        weights, level, ptr, order = (
+            np.ones(features),
+            np.array([epsilon]),
+            np.array([0, len(nodes)]),
+            np.arange(len(nodes)),
+        )
+        given = Given(nodes, masses, order, ptr, weights, points, point_masses, level, True, 1e-10)
+        kept = Kept(
+            order.copy(), order.copy(), masses.copy(), np.zeros(nodes.shape),
+            np.zeros((len(nodes) + count, padded_to_lanes(features))), np.zeros((1, 3, features)), np.zeros((1, FACTS)),
+            np.zeros((1, count, features + 2)),
+        )  # fmt: skip
+        kept.frame[0, 1] = 1.0
         found = one_graph(
-            nodes, nodes.view(np.int64), masses, points[None].copy(), point_masses, epsilon, way, shift, ridge,
+            given, kept, points, epsilon, way, shift, ridge,
             gradient, product, matrix, block_product, solved, image, newton, answer, basis,
         )  # fmt: skip
         self.dimension, self.hull, self.lead, self.atoms, self.definite, self.exact, self.flattest, self.residual = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,38 +16,28 @@ from flowpool.core.measures import Clouds
 from flowpool.core.solved import Solved
 from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.engines.interface import Gradients, Problem, Solution
+from flowpool.kernels.records import CLOUD, KIND, UNIT, Given, Kept
 
 
 def solve(problem: Problem) -> Solution:
     """The pooled points of a batch."""
     from flowpool.kernels import batch as kernels
 
-    nodes, graph, ptr = _arrays(problem.nodes, problem.batch, problem.ptr)
-    level, point_masses, reference = _arrays(problem.epsilon, problem.point_masses, problem.reference)
-    order = kernels.arrange(nodes, graph, ptr)
-    rows = nodes[order]
-    masses = kernels.share(_array(problem.masses), order, ptr)
-    batch = kernels.make_batch(rows, masses, ptr)
-    table = kernels.frame(batch, _feature_weights(problem))
-    frames = kernels.Frames.of(table)
-    start, epsilon = kernels.begin(frames, reference, point_masses, level, problem.relative)
-    options, resolution = problem.options, hull_tolerance(problem.resolution)
-    threads = torch.get_num_threads()
-    found = kernels.solve(
-        batch, frames, start, point_masses, epsilon, resolution, options.tolerance, options.max_steps, threads
-    )
-    points = kernels.end(frames, found, rows.dtype)
-    state = (found.points, found.potentials, found.self_potentials, order, rows, masses, table)
-    return Solution.of(map(torch.from_numpy, (points, found.residual, found.steps, found.status, *state)))
+    graph, ptr = _arrays(problem.batch, problem.ptr)
+    options = problem.options
+    given = _given(problem, kernels.arrange(graph, ptr))
+    found, kept = kernels.solve(given, options.tolerance, options.max_steps, torch.get_num_threads())
+    points, *others = map(torch.from_numpy, (*found, *kept))
+    return Solution.of((points.to(problem.nodes.dtype), *others))
 
 
 def blank(problem: Problem) -> Solution:
     """A solution of the right shapes, for what is traced."""
     nodes, new, (count, features) = problem.nodes, problem.epsilon.new_empty, problem.reference.shape
-    graphs, number = problem.num_graphs, nodes.shape[0]
+    graphs, number, width = problem.num_graphs, nodes.shape[0], -(-features // 8) * 8
     state = (
-        new(graphs, count, features), new(graphs, count), new(graphs, count), new(number, dtype=torch.long),
-        nodes.new_empty(nodes.shape), new(number), new(graphs, 3 * features + 3),
+        new(number, dtype=torch.long), new(number, dtype=torch.long), new(number), new(number, features),
+        new(number + graphs * count, width), new(graphs, 3, features), new(graphs, 7), new(graphs, count, features + 2),
     )  # fmt: skip
     steps, status = new(graphs, dtype=torch.long), new(graphs, dtype=torch.int8)
     return Solution(nodes.new_empty(graphs, count, features), new(graphs), steps, status, state)
@@ -58,23 +47,18 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
     """Gradients of ``<cotangent, points>``, by the kernels that found the points."""
     from flowpool.kernels import batch as kernels
 
-    inside, potential, self_potential, order, rows, masses, table = _arrays(*solution.state)
-    ptr, level, point_masses, reference, upstream = _arrays(
-        problem.ptr, problem.epsilon, problem.point_masses, problem.reference, cotangent.double()
-    )
-    found = kernels.adjoint(
-        kernels.make_batch(rows, masses, ptr), order, kernels.Frames.of(table), _feature_weights(problem), reference,
-        inside, potential, self_potential, point_masses, level, problem.relative, hull_tolerance(problem.resolution),
-        _ridge(problem), upstream, torch.get_num_threads(),
-    )  # fmt: skip
+    kept = Kept(*_arrays(*solution.state))
+    upstream = _array(cotangent.double())
+    found = kernels.adjoint(_given(problem, kept.order), kept, upstream, _ridge(problem), torch.get_num_threads())
     by_name = {"nodes": found.nodes, "epsilon": found.epsilon}
-    given = _array(problem.masses)
-    if given is not None and "masses" in wanted:
-        by_name["masses"] = kernels.unshare(found.masses, given, order, ptr)
+    if problem.masses is not None and "masses" in wanted:
+        by_name["masses"] = found.masses
     weights = problem.geometry.feature_weights
     if weights is not None:
-        by_name["cost.weight"] = found.weights * _array(weights)  # the parameter is the logarithm
+        by_name["cost.weight"] = found.weights.sum(0) * _array(weights)  # the parameter is the logarithm
     tensors = {name: torch.from_numpy(value) for name, value in by_name.items()}
+    for name in tensors.keys() & {"nodes", "masses"}:
+        tensors[name] = tensors[name].to(problem.nodes.dtype)
     return Gradients(tensors, torch.from_numpy(found.residual), torch.from_numpy(found.damped))
 
 
@@ -94,18 +78,28 @@ def at_end(problem: Problem, solution: Solution, graph: int) -> tuple[Energy, Ev
 
 
 def _solved(problem: Problem, solution: Solution) -> Solved:
-    from flowpool.kernels import batch as kernels
-    from flowpool.kernels.frame import CLOUD
-
-    points, potential, _, order, rows, masses, table = solution.state
-    mean, scale, _, _, unit, kind = map(torch.from_numpy, kernels.Frames.of(table.numpy()))
-    clouds = Clouds.from_ptr(rows.double(), masses, problem.ptr)
-    clouds = clouds.moved((clouds.nodes - mean[clouds.batch]) / scale[clouds.batch])
+    """The graphs in coordinates of their own: any rotation keeps the cost."""
+    order, distinct, masses, coordinates, _, _, facts, ends = solution.state  # those of Kept
+    starts = problem.ptr[:-1].repeat_interleave(problem.ptr.diff())
+    clouds = Clouds.from_ptr(coordinates[starts + distinct], masses, problem.ptr)
+    unit, cloud = facts[:, UNIT], facts[:, KIND] == CLOUD
     epsilon = problem.epsilon.detach() if problem.relative else problem.epsilon.detach() / unit**2
     return Solved(
-        clouds, order, Geometry(SquaredEuclidean()), problem.point_masses, epsilon, True, unit**2, kind == CLOUD, points,
-        potential,
+        clouds, order, Geometry(SquaredEuclidean()), problem.point_masses, epsilon, True, unit**2, cloud,
+        ends[:, :, :-2].contiguous(), ends[:, :, -2].contiguous(),
     )  # fmt: skip
+
+
+def _given(problem: Problem, order: Any) -> Given:
+    """What the kernels are given, in double precision, with a node for each place."""
+    none = problem.epsilon.new_empty(0)
+    masses = none if problem.masses is None else problem.masses
+    weights = problem.geometry.feature_weights
+    ones = problem.epsilon.new_ones(problem.nodes.shape[1])
+    nodes, shares, ptr, level = _arrays(problem.nodes.double(), masses.double(), problem.ptr, problem.epsilon)
+    ones, reference, points = _arrays(ones if weights is None else weights, problem.reference, problem.point_masses)
+    resolution = hull_tolerance(problem.resolution)
+    return Given(nodes, shares, order, ptr, ones, reference, points, level, problem.relative, resolution)
 
 
 def _ridge(problem: Problem) -> float:
@@ -116,13 +110,8 @@ def _ridge(problem: Problem) -> float:
     return ridge if problem.relative else ridge * (num_points / 2) ** 2
 
 
-def _feature_weights(problem: Problem) -> Any:
-    weights = problem.geometry.feature_weights
-    return np.ones(problem.nodes.shape[1]) if weights is None else _array(weights)
-
-
-def _array(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.detach().contiguous().numpy()
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().contiguous().numpy()
 
 
 def _arrays(*tensors: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The nodes of one graph made small: equal nodes merged, coordinates rotated into their hull.
+"""The nodes of one graph made small: equal nodes merged, coordinates along the directions that they span.
 
 X* lies in the hull of the nodes. Directions of the start that lead out of it are kept as further coordinates of the points,
 at most M of them, in which the nodes are zero.
@@ -17,177 +17,167 @@ from flowpool.kernels.machine.jit import CHECKED, allocating, kernel
 from flowpool.kernels.machine.lanes import WIDTH, fma, load, multiply, splat, store, total
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.memory import aligned
-from flowpool.kernels.machine.rows import stay_apart
+from flowpool.kernels.machine.rows import part, rows_of, stay_apart
 from flowpool.kernels.memory import (
+    CLOUD_PLACES,
     GRAPH_PLACES,
     SIZES,
-    SPAN_PLACES,
+    arrange_cloud,
     arrange_graph,
-    arrange_span,
     open_graph,
-    open_span,
+    set_cloud_sizes,
     set_graph_sizes,
-    set_span_sizes,
 )
+from flowpool.kernels.records import DIMENSION, DISTINCT, HEAVY, HULL
 
-# Distance from the hull so far, relative to the size of the points, that is no further direction.
+# Distance of the points from the hull so far, relative to their size, that is no further direction.
 START_TOLERANCE = 1e-13
 END_TOLERANCE = 1e-9
 
 
 class Room(NamedTuple):
-    """What a thread needs to make any of its graphs small, for up to so many nodes."""
+    """What a thread needs for any of its graphs, of up to so many nodes."""
 
-    table: NDArray[np.int64]  # a hash table, empty: all -1
-    members: NDArray[np.int64]  # the first node with the features of each atom
-    merged: NDArray[np.float64]  # the mass of all such nodes
-    atom_of: NDArray[np.int64]  # of each node, counted from the first of its graph
+    direction: NDArray[np.float64]  # along which nodes are sorted, (D,)
+    keys: NDArray[np.float64]
+    ranks: NDArray[np.int64]
+    spare: NDArray[np.int64]
+    members: NDArray[np.int64]  # the first place of each distinct node, counted from that of its graph
+    total: NDArray[np.float64]  # sums of gradients, (D,),
+    moment: NDArray[np.float64]  # (D,)
+    push: NDArray[np.float64]  # and what they make of the frame, (4, D)
     sizes: NDArray[np.int64]
-    span_places: NDArray[np.int64]
-    places: NDArray[np.int64]
+    cloud_places: NDArray[np.int64]
+    graph_places: NDArray[np.int64]
 
 
 @allocating
-def make_room(most):  # type: ignore[no-untyped-def]
+def make_room(most, features):  # type: ignore[no-untyped-def]
     """Room for graphs of up to ``most`` nodes."""
-    size = 1
-    while size < 2 * most:
-        size *= 2
     return Room(
-        np.full(size, -1), np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64),
-        np.empty(SIZES, np.int64), np.empty(SPAN_PLACES, np.int64), np.empty(GRAPH_PLACES, np.int64),
+        np.cos(np.arange(1.0, features + 1.0)), np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.empty(most, np.int64), np.empty(features), np.empty(features), np.empty((4, features)),
+        np.empty(SIZES, np.int64), np.empty(CLOUD_PLACES, np.int64), np.empty(GRAPH_PLACES, np.int64),
     )  # fmt: skip
 
 
-@allocating
-def unfold(  # type: ignore[no-untyped-def]
-    nodes, room, atoms, starts, which, point_masses, epsilon, resolution, tolerance, block, first, second
-):
-    """Buffers for one graph, with its nodes and points in coordinates: those of ``SPAN`` and of ``GRAPH``.
+@kernel
+def merge_nodes(given, kept, which, room):  # type: ignore[no-untyped-def]
+    """Numbers the distinct nodes of a graph, and notes the first member of each."""
+    stay_apart()
+    nodes, order, distinct, members, ranks = given.nodes, kept.order, kept.distinct, room.members, room.ranks
+    first, size, keys, rank = given.ptr[which], given.ptr[which + 1] - given.ptr[which], room.keys, room.spare
+    count, run = 0, 0  # distinct nodes, and the first of those with the same key
+    for k in range(size):
+        node = order[first + k]
+        if k > 0 and keys[ranks[k]] != keys[ranks[k - 1]]:
+            run = count
+        number = count
+        for candidate in range(run, count):
+            other, equal = order[first + members[candidate]], True
+            for d in range(nodes.shape[1]):
+                if nodes[node, d] != nodes[other, d]:
+                    equal = False
+                    break
+            if equal:
+                number = candidate
+                break
+        if number == count:
+            members[count], rank[count] = k, 0
+            count += 1
+        distinct[first + k] = number
+        if kept.masses[first + k] > 0.0:
+            rank[number] = 1
+    # Those without mass go to the end: they change no solution, but have a gradient in their mass.
+    heavy = 0
+    for number in range(count):
+        heavy += rank[number]
+    light, weighty = heavy, 0
+    for number in range(count):
+        if rank[number] > 0:
+            rank[number] = weighty
+            weighty += 1
+        else:
+            rank[number] = light
+            light += 1
+    for k in range(size - 1, -1, -1):
+        number = rank[distinct[first + k]]
+        distinct[first + k] = number
+        members[number] = k
+    kept.facts[which, HEAVY], kept.facts[which, DISTINCT] = heavy, count
 
-    The buffers given are used again if they are long enough. The points are at ``there``.
+
+@allocating
+def cloud_memory(given, kept, which, room, buffer):  # type: ignore[no-untyped-def]
+    """A buffer for the arrays of ``CLOUD``; the one given if it is long enough."""
+    set_cloud_sizes(room.sizes, len(given.point_masses), int(kept.facts[which, DISTINCT]), given.nodes.shape[1])
+    numbers = arrange_cloud(room.sizes, room.cloud_places)
+    if numbers > len(buffer):
+        buffer = aligned(numbers)
+    if CHECKED:
+        buffer[:] = math.nan  # so that what is read before it was written shows
+    return buffer
+
+
+@allocating
+def graph_memory(given, kept, which, room, epsilon, taken, dimension, block, buffer):  # type: ignore[no-untyped-def]
+    """A buffer for the arrays of ``GRAPH``, with the nodes of a graph; the one given if it is long enough.
 
     Args:
-        nodes: of all graphs, in their frames, ``(N, D)``.
-        room, atoms: as :func:`merge_nodes` leaves and gives them.
-        starts: points of all graphs, ``(B, M, D)``, of which those of graph ``which`` are taken.
-        resolution: distance from the hull, relative to the farthest node with mass, that counts as nothing.
-        tolerance: the same for the points.
+        taken: so many of the distinct nodes: those with mass, or all.
+        dimension: Q, coordinates of the points.
         block: largest M K for which the Hessian of K directions is formed.
     """
-    count, features = starts.shape[1], starts.shape[2]
-    members, merged, sizes, span_places, places = room.members, room.merged, room.sizes, room.span_places, room.places
-    set_span_sizes(sizes, count, atoms, features)
-    numbers = arrange_span(sizes, span_places)
-    if numbers > len(first):
-        first = aligned(numbers)
+    hull = int(kept.facts[which, HULL])
+    count = len(given.point_masses)
+    lead = leading(given, kept, which, epsilon, max(1, block // count))
+    set_graph_sizes(room.sizes, count, padded(taken), hull, dimension, lead)
+    numbers = arrange_graph(room.sizes, room.graph_places)
+    if numbers > len(buffer):
+        buffer = aligned(numbers)
     if CHECKED:
-        first[:] = math.nan  # so that what is read before it was written shows
-    span = open_span(first, span_places)
-    hull = rotate_nodes(nodes, features, members, merged, atoms, resolution, span)
-    dimension = rotate_points(starts, which, count, features, hull, tolerance, span.basis, span.parked, span.outside)
-    length = padded(atoms)
-    lead = leading(span.turned, merged, atoms, hull, count, epsilon, block)
-    set_graph_sizes(sizes, count, length, hull, dimension, lead)
-    numbers = arrange_graph(sizes, places)
-    if numbers > len(second):
-        second = aligned(numbers)
-    if CHECKED:
-        second[:] = math.nan
-    fill_graph(open_graph(second, places), span, merged, atoms, point_masses)
-    return first, second
+        buffer[:] = math.nan
+    fill_graph(given, kept, which, taken, open_graph(buffer, room.graph_places))
+    return buffer
 
 
 @kernel
-def fill_graph(graph, span, merged, atoms, point_masses):  # type: ignore[no-untyped-def]
-    """Fills what does not change while a graph is solved, and the points at ``there``."""
+def fill_graph(given, kept, which, taken, graph):  # type: ignore[no-untyped-def]
+    """Fills what does not change while a graph is solved."""
     stay_apart()
-    count, length, dimension = graph.count, graph.length, graph.dimension
-    for i in range(padded(count)):
-        graph.point_masses[0, i] = point_masses[i] if i < count else 0.0
-    for j in range(length):
-        graph.masses[0, j] = merged[j] if j < atoms else 0.0
-    for e in range(1 + graph.hull):
-        for j in range(length):
-            graph.nodes[e, j] = span.turned[e, j]
-    fill_moment_columns(graph.nodes, length, graph.hull, graph.lead)
-    for i in range(count):
-        for e in range(padded(dimension)):
-            graph.there.points[i, e] = span.parked[i, e] if e < dimension else 0.0
+    first, last = given.ptr[which], given.ptr[which + 1]
+    for i in range(padded(graph.count)):
+        graph.point_masses[0, i] = given.point_masses[i] if i < graph.count else 0.0
+    for j in range(graph.length):
+        graph.masses[0, j], graph.nodes[0, j] = 0.0, 1.0
+        for e in range(graph.hull):
+            graph.nodes[1 + e, j] = kept.coordinates[first + j, e] if j < taken else 0.0
+    for place in range(first, last):
+        if kept.distinct[place] < taken:
+            graph.masses[0, kept.distinct[place]] += kept.masses[place]
 
 
 @kernel
-def leading(turned, masses, atoms, hull, count, epsilon, block):  # type: ignore[no-untyped-def]
+def leading(given, kept, which, epsilon, most):  # type: ignore[no-untyped-def]
     """K, the coordinates of which the Hessian is formed: all if it is small, else those that hold nearly all the variance."""
     stay_apart()
-    most = max(1, block // count)
+    hull, left = int(kept.facts[which, HULL]), 0.0
     if hull <= most:
         return hull
-    left = 0.0
-    for e in range(hull, 0, -1):
-        for j in range(atoms):
-            left += masses[j] * turned[e, j] * turned[e, j]
+    for e in range(hull - 1, -1, -1):
+        for place in range(given.ptr[which], given.ptr[which + 1]):
+            along = kept.coordinates[given.ptr[which] + kept.distinct[place], e]
+            left += kept.masses[place] * along * along
         if left > LEADING * epsilon:
-            return min(e, most)
+            return min(e + 1, most)
     return 1
 
 
 @kernel
-def fill_moment_columns(nodes, length, hull, lead):  # type: ignore[no-untyped-def]
-    """Completes the rows ``1, y_1 .. y_R`` of the nodes by the products ``y_e y_c`` with c <= e < K."""
-    stay_apart()
-    row = 1 + hull
-    for e in range(lead):
-        for c in range(e + 1):
-            for j in range(0, length, WIDTH):
-                store(nodes, row, j, multiply(load(nodes, 1 + e, j), load(nodes, 1 + c, j)))
-            row += 1
-
-
-@kernel
-def merge_nodes(bits, masses, first, last, with_empty, room):  # type: ignore[no-untyped-def]
-    """Number of distinct nodes among ``first .. last``, called atoms, which are noted in the room.
-
-    Args:
-        with_empty: whether nodes without mass are atoms, too. They change no solution, but have a gradient in their mass.
-        bits: the features as integers, ``(N, D)``, so that equal means equal.
-    """
-    stay_apart()
-    table, members, merged, atom_of = room.table, room.members, room.merged, room.atom_of
-    size = 1
-    while size < 2 * (last - first):
-        size *= 2
-    count = 0
-    for node in range(first, last):
-        if with_empty or masses[node] > 0.0:
-            key = 0
-            for d in range(bits.shape[1]):
-                key = (key ^ bits[node, d]) * 0x5851F42D4C957F2D
-                key ^= key >> 29
-            slot = key & (size - 1)
-            found = -1
-            while table[slot] >= 0:
-                candidate = members[table[slot]]
-                equal = True
-                for d in range(bits.shape[1]):
-                    if bits[node, d] != bits[candidate, d]:
-                        equal = False
-                        break
-                if equal:
-                    found = table[slot]
-                    break
-                slot = (slot + 1) & (size - 1)
-            if found < 0:
-                found = count
-                table[slot] = count
-                members[count] = node
-                merged[count] = 0.0
-                count += 1
-            merged[found] += masses[node]
-            atom_of[node - first] = found
-    for slot in range(size):
-        table[slot] = -1
-    return count
+def basis_of(kept, which, given):  # type: ignore[no-untyped-def]
+    """The rows of the basis of a graph."""
+    rows, width = rows_of(kept.basis), kept.basis.shape[1]
+    return part(rows, (given.ptr[which] + which * len(given.point_masses)) * width, width)
 
 
 @kernel
@@ -224,31 +214,32 @@ def remove(rows, i, basis, p, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def rotate_nodes(nodes, features, members, masses, count, tolerance, span):  # type: ignore[no-untyped-def]
-    """Dimension of the hull of the nodes that have mass; fills its basis, ``(R, D)``, and ``span.turned``, ``(1 + R, N)``.
+def reduce_to_hull(given, kept, which, room, cloud):  # type: ignore[no-untyped-def]
+    """Finds the directions that the nodes with mass span, and the coordinates of all distinct nodes along them.
 
     Gram-Schmidt on the nodes, the farthest from the hull so far first. A node without mass has no say in it; of it the
     coordinates along the hull are kept.
     """
     stay_apart()
-    basis, rest, turned, squares = span.basis, span.rest, span.turned, span.row
-    length = padded(count)
+    nodes, order, first, features = given.nodes, kept.order, given.ptr[which], given.nodes.shape[1]
+    heavy, count = int(kept.facts[which, HEAVY]), int(kept.facts[which, DISTINCT])
+    mean, scale, basis = kept.frame[which, 0], kept.frame[which, 1], basis_of(kept, which, given)
+    rest, squares, along, length = cloud.left, cloud.row, cloud.along, padded(count)
+    tolerance = given.resolution
     for d in range(features):
         for j in range(length):
-            rest[d, j] = nodes[members[j], d] if j < count else 0.0
+            rest[d, j] = (nodes[order[first + room.members[j]], d] - mean[d]) / scale[d] if j < count else 0.0
     for j in range(0, length, WIDTH):
         square = splat(0.0)
         for d in range(features):
             value = load(rest, d, j)
             square = fma(value, value, square)
         store(squares, 0, j, square)
-        store(turned, 0, j, splat(1.0))
-    largest = 0.0
-    found = 0
-    while found < min(features, count):
-        farthest = -1
-        for j in range(count):
-            if masses[j] > 0.0 and (farthest < 0 or squares[0, j] > squares[0, farthest]):
+    largest, found = 0.0, 0
+    while found < min(features, heavy):
+        farthest = 0
+        for j in range(heavy):
+            if squares[0, j] > squares[0, farthest]:
                 farthest = j
         if found == 0:
             largest = squares[0, farthest]
@@ -262,39 +253,37 @@ def rotate_nodes(nodes, features, members, masses, count, tolerance, span):  # t
             inner = splat(0.0)
             for d in range(features):
                 inner = fma(splat(basis[found, d]), load(rest, d, j), inner)
-            store(turned, 1 + found, j, inner)
+            store(along, 0, j, inner)
             square = splat(0.0)
             for d in range(features):
                 value = fma(splat(-basis[found, d]), inner, load(rest, d, j))
                 store(rest, d, j, value)
                 square = fma(value, value, square)
             store(squares, 0, j, square)
+        for j in range(count):
+            kept.coordinates[first + j, found] = along[0, j]
         found += 1
-    return found
+    kept.facts[which, HULL] = found
 
 
 @kernel
-def rotate_points(start, graph, count, features, hull, tolerance, basis, points, rest):  # type: ignore[no-untyped-def]
-    """Coordinates that the points of the start need; fills ``points`` and the rest of the basis."""
+def reduce_start(given, kept, which, cloud):  # type: ignore[no-untyped-def]
+    """Fills ``cloud.points`` with the coordinates of the start ``cloud.outside``, for which the basis is made longer."""
     stay_apart()
-    largest = 0.0
+    points, rest, features = cloud.points, cloud.outside, given.nodes.shape[1]
+    count, width, basis = len(given.point_masses), padded(features), basis_of(kept, which, given)
+    largest, found = 0.0, int(kept.facts[which, HULL])
     for i in range(count):
         for d in range(features):
-            rest[i, d] = start[graph, i, d]
             largest = max(largest, abs(rest[i, d]))
-        for d in range(features, padded(features)):
-            rest[i, d] = 0.0
     largest = largest * largest * features
-    found = hull
-    for p in range(hull):
+    limit = min(features, found + count)
+    for p in range(found):
         for i in range(count):
-            points[i, p] = remove(rest, i, basis, p, padded(features))
-    limit = min(features, hull + count)
-    for _ in range(count):
-        if found >= limit:
-            break
+            points[i, p] = remove(rest, i, basis, p, width)
+    while found < limit:
         farthest = -1
-        best = tolerance * tolerance * largest
+        best = START_TOLERANCE * START_TOLERANCE * largest
         for i in range(count):
             square = 0.0
             for d in range(features):
@@ -306,12 +295,25 @@ def rotate_points(start, graph, count, features, hull, tolerance, basis, points,
             break
         for d in range(features):
             basis[found, d] = rest[farthest, d]
-        if not next_direction(basis, found, features, largest, tolerance):
+        if not next_direction(basis, found, features, largest, START_TOLERANCE):
             break
         for i in range(count):
-            points[i, found] = remove(rest, i, basis, found, padded(features))
+            points[i, found] = remove(rest, i, basis, found, width)
         found += 1
-    for i in range(count):
-        for e in range(found, padded(found)):
-            points[i, e] = 0.0
-    return found
+    kept.facts[which, DIMENSION] = found
+
+
+@kernel
+def dimension_at_end(kept, which):  # type: ignore[no-untyped-def]
+    """Coordinates that X* needs: those of the hull, unless the points have not come into it."""
+    hull, dimension = int(kept.facts[which, HULL]), int(kept.facts[which, DIMENSION])
+    largest, outside = 0.0, 0.0
+    for i in range(kept.ends.shape[1]):
+        square = 0.0
+        for e in range(dimension):
+            square += kept.ends[which, i, e] * kept.ends[which, i, e]
+            if e == hull - 1:
+                largest = max(largest, square)
+                square = 0.0
+        outside = max(outside, square)
+    return dimension if outside > END_TOLERANCE * END_TOLERANCE * largest else hull

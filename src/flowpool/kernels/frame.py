@@ -1,302 +1,279 @@
-"""Order and frames of a whole batch in a few passes over its nodes, and gradients on their way out of the frames.
+"""The frame of a graph, the way into it and the way out.
 
-:func:`~flowpool.core.measures.make_clouds` and :func:`~flowpool.core.frame.make_frame` are the specification, for the squared
-Euclidean cost of weighted features: a node x of a graph with mean m becomes ``y = w (x - m) / U``, where U makes the variances of
-the y sum to one. All features weigh ``w = 1`` in the plain cost. Sums go over the nodes of one graph, in their order.
+:mod:`flowpool.core.frame` is the specification, for the squared Euclidean cost of weighted features: a node x of a graph with
+mean m becomes ``y = w (x - m) / U``, where U makes the variances of the y sum to one. All features weigh ``w = 1`` in the plain
+cost. Sums go over the nodes in the order of their features, which does not depend on how they were given.
 """
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from flowpool.core.constants import FARAWAY
-from flowpool.kernels.machine.jit import entry, kernel, shared
+from flowpool.kernels.machine.jit import kernel, shared
+from flowpool.kernels.machine.linear import padded
+from flowpool.kernels.machine.rows import stay_apart
+from flowpool.kernels.records import BROKEN, CLOUD, DIMENSION, EMPTY, KIND, RADIUS, SINGLE, UNIT
 from flowpool.status import Status
 
 POINTLESS = 1e-13  # spread of a cloud, relative to its largest entry, below which it is one point
 
 OK, NOTHING, NONFINITE_INPUT = Status.OK.value, Status.EMPTY.value, Status.NONFINITE_INPUT.value
-SINGULAR, NONFINITE = Status.SINGULAR.value, Status.NONFINITE.value
-
-# What a graph is.
-CLOUD, SINGLE, EMPTY, BROKEN = 0, 1, 2, 3
+IS_SINGULAR, NONFINITE = Status.SINGULAR.value, Status.NONFINITE.value
 
 
 @kernel
-def sort_stable(order, spare, keys, first, last):  # type: ignore[no-untyped-def]
-    """Sorts ``order[first : last]`` by the keys of its entries, by merging; equal keys keep their order."""
-    width, source, target, turned = 1, order, spare, False
-    while width < last - first:
-        for begin in range(first, last, 2 * width):
-            middle, end = min(begin + width, last), min(begin + 2 * width, last)
+def sort_stable(order, spare, keys, size):  # type: ignore[no-untyped-def]
+    """Sorts the first ``size`` entries of ``order`` by their keys, by merging; equal keys keep their order."""
+    stay_apart()
+    width = 1
+    while width < size:
+        for begin in range(0, size, 2 * width):
+            middle, end = min(begin + width, size), min(begin + 2 * width, size)
             left, right = begin, middle
             for place in range(begin, end):
-                if left < middle and (right >= end or not keys[source[right]] < keys[source[left]]):
-                    target[place] = source[left]
+                if left < middle and (right >= end or not keys[order[right]] < keys[order[left]]):
+                    spare[place] = order[left]
                     left += 1
                 else:
-                    target[place] = source[right]
+                    spare[place] = order[right]
                     right += 1
-        source, target, turned = target, source, not turned
-        width *= 2
-    if turned:
-        for place in range(first, last):
+        for place in range(size):
             order[place] = spare[place]
+        width *= 2
 
 
-@entry
-def order_nodes(nodes, graph, ptr, direction, order, spare, keys):  # type: ignore[no-untyped-def]
-    """Fills ``order``, ``(N,)``: nodes by graph, in a graph by their features along a direction, then as given."""
-    following = ptr.copy()
-    for node in range(len(graph)):
-        key = 0.0
-        for d in range(nodes.shape[1]):
-            key += nodes[node, d] * direction[d]
-        keys[node] = key
-        order[following[graph[node]]] = node
-        following[graph[node]] += 1
-    for g in range(len(ptr) - 1):
-        sort_stable(order, spare, keys, ptr[g], ptr[g + 1])
+@kernel
+def arrange(given, kept, which, room):  # type: ignore[no-untyped-def]
+    """Places the nodes of a graph in the order of their features along a direction, with masses that sum to one."""
+    stay_apart()
+    first, size = given.ptr[which], given.ptr[which + 1] - given.ptr[which]
+    ranks, keys = room.ranks, room.keys
+    for k in range(size):
+        keys[k], ranks[k] = 0.0, k
+        for d in range(given.nodes.shape[1]):
+            # Any fixed direction tells different nodes apart.
+            keys[k] += given.nodes[given.order[first + k], d] * room.direction[d]
+    sort_stable(ranks, room.spare, keys, size)
+    whole = 0.0
+    for k in range(size):
+        node = given.order[first + ranks[k]]
+        kept.order[first + k] = node
+        kept.masses[first + k] = given.masses[node] if len(given.masses) > 0 else 1.0
+        whole += kept.masses[first + k]
+    for k in range(size):
+        kept.masses[first + k] /= whole
 
 
-@entry
-def share_masses(given, order, ptr, masses):  # type: ignore[no-untyped-def]
-    """Fills the masses of the ordered nodes, ``(N,)``, that sum to one in each graph."""
-    for graph in range(len(ptr) - 1):
-        total = 0.0
-        for node in range(ptr[graph], ptr[graph + 1]):
-            total += given[order[node]]
-        for node in range(ptr[graph], ptr[graph + 1]):
-            masses[node] = given[order[node]] / total
-
-
-@entry
-def unshare_masses(grad, given, order, ptr, to_given):  # type: ignore[no-untyped-def]
-    """Fills the gradient in the masses as given from that in the shares of the ordered nodes."""
-    for graph in range(len(ptr) - 1):
-        total, moment = 0.0, 0.0
-        for node in range(ptr[graph], ptr[graph + 1]):
-            total += given[order[node]]
-            moment += given[order[node]] * grad[node]
-        for node in range(ptr[graph], ptr[graph + 1]):
-            to_given[order[node]] = (grad[node] - moment / total) / total
-
-
-@entry
-def find_frames(nodes, masses, ptr, weights, mean, scale, share, radius, unit, kind):  # type: ignore[no-untyped-def]
-    """Fills the frame of each graph.
-
-    Args:
-        nodes, masses: ordered, ``(N, D)`` and ``(N,)``.
-        weights: w, ``(D,)``.
-        mean: m, ``(B, D)``.
-        scale: U / w, ``(B, D)``.
-        share: variance of each feature in the frame, ``(B, D)``.
-        radius: R, for which the variances of the nodes sum to R^2, ``(B,)``.
-        unit: U, ``(B,)``.
-        kind: ``(B,)``.
-    """
-    features = nodes.shape[1]
-    for graph in range(len(kind)):
-        first, last = ptr[graph], ptr[graph + 1]
+@kernel
+def find_frame(given, kept, which):  # type: ignore[no-untyped-def]
+    """Fills mean, scale and shares of a graph, R, U and what kind it is."""
+    stay_apart()
+    nodes, order, masses, weights = given.nodes, kept.order, kept.masses, given.weights
+    features, first, last = nodes.shape[1], given.ptr[which], given.ptr[which + 1]
+    mean, scale, share, facts = kept.frame[which, 0], kept.frame[which, 1], kept.frame[which, 2], kept.facts[which]
+    for d in range(features):
+        mean[d], scale[d], share[d] = 0.0, 1.0, 0.0
+    facts[RADIUS] = facts[UNIT] = 1.0
+    facts[KIND] = EMPTY
+    if first == last:
+        return
+    largest, finite, heavy = 0.0, True, 0
+    for place in range(first, last):
+        heavy += masses[place] > 0.0
         for d in range(features):
-            mean[graph, d] = 0.0
-            scale[graph, d] = 1.0
-            share[graph, d] = 0.0
-        radius[graph] = unit[graph] = 1.0
-        kind[graph] = EMPTY
-        if first == last:
-            continue
-        largest, finite, heavy = 0.0, True, 0
-        for node in range(first, last):
-            heavy += masses[node] > 0.0
-            for d in range(features):
-                value = np.float64(nodes[node, d])
-                finite = finite and math.isfinite(value)
-                mean[graph, d] += masses[node] * value
-                if masses[node] > 0.0:
-                    largest = max(largest, abs(value))
-        if not finite:
-            for d in range(features):
-                mean[graph, d] = 0.0
-            kind[graph] = BROKEN
-            continue
-        # Squares of the features themselves could overflow.
-        spread, weighted_spread = 0.0, 0.0
-        for node in range(first, last):
-            if masses[node] > 0.0:
-                for d in range(features):
-                    apart = abs(nodes[node, d] - mean[graph, d])
-                    spread = max(spread, apart)
-                    weighted_spread = max(weighted_spread, apart * weights[d])
-        radius[graph] = spread if spread > 0.0 else 1.0
-        unit[graph] = weighted_spread if weighted_spread > 0.0 else 1.0
-        variance = 0.0
-        for node in range(first, last):
-            if masses[node] > 0.0:  # the square of another could overflow
-                for d in range(features):
-                    apart = nodes[node, d] - mean[graph, d]
-                    part = apart / radius[graph]
-                    variance += masses[node] * (part * part)
-                    part = apart * weights[d] / unit[graph]
-                    share[graph, d] += masses[node] * (part * part)
-        weighted_variance = 0.0
+            value = nodes[order[place], d]
+            finite = finite and math.isfinite(value)
+            mean[d] += masses[place] * value
+            if masses[place] > 0.0:
+                largest = max(largest, abs(value))
+    if not finite:
         for d in range(features):
-            weighted_variance += share[graph, d]
-        kind[graph] = SINGLE
-        if heavy > 1 and spread > POINTLESS * largest and variance > 0.0 and weighted_variance > 0.0:
-            kind[graph] = CLOUD
-            radius[graph] *= math.sqrt(variance)
-            unit[graph] *= math.sqrt(weighted_variance)
+            mean[d] = 0.0
+        facts[KIND] = BROKEN
+        return
+    # Squares of the features themselves could overflow.
+    spread, weighted_spread = 0.0, 0.0
+    for place in range(first, last):
+        if masses[place] > 0.0:
             for d in range(features):
-                share[graph, d] /= weighted_variance
+                apart = abs(nodes[order[place], d] - mean[d])
+                spread = max(spread, apart)
+                weighted_spread = max(weighted_spread, apart * weights[d])
+    radius = spread if spread > 0.0 else 1.0
+    unit = weighted_spread if weighted_spread > 0.0 else 1.0
+    variance = 0.0
+    for place in range(first, last):
+        if masses[place] > 0.0:  # the square of another could overflow
+            for d in range(features):
+                apart = nodes[order[place], d] - mean[d]
+                part = apart / radius
+                variance += masses[place] * (part * part)
+                part = apart * weights[d] / unit
+                share[d] += masses[place] * (part * part)
+    weighted_variance = 0.0
+    for d in range(features):
+        weighted_variance += share[d]
+    facts[KIND] = SINGLE
+    if heavy > 1 and spread > POINTLESS * largest and variance > 0.0 and weighted_variance > 0.0:
+        facts[KIND] = CLOUD
+        radius *= math.sqrt(variance)
+        unit *= math.sqrt(weighted_variance)
         for d in range(features):
-            scale[graph, d] = unit[graph] / weights[d]
-
-
-@entry
-def enter_frames(nodes, ptr, graphs, mean, scale, framed):  # type: ignore[no-untyped-def]
-    """Fills the nodes of some graphs in their frames, rows of ``(N, D)``."""
-    for graph in graphs:
-        for node in range(ptr[graph], ptr[graph + 1]):
-            for d in range(nodes.shape[1]):
-                framed[node, d] = (nodes[node, d] - mean[graph, d]) / scale[graph, d]
-
-
-@entry
-def place_start(reference, relative, point_masses, mean, scale, radius, unit, given_epsilon, start, epsilon):  # type: ignore[no-untyped-def]
-    """Fills X^(0) ``(B, M, D)`` and epsilon ``(B,)`` in the frames, from units of R around the mean if they are relative.
-
-    A start that is far away is moved to the nodes (:data:`~flowpool.core.constants.FARAWAY`).
-    """
-    for graph in range(start.shape[0]):
-        epsilon[graph] = given_epsilon[graph] if relative else given_epsilon[graph] / (unit[graph] * unit[graph])
-        for i in range(start.shape[1]):
-            for d in range(start.shape[2]):
-                if relative:
-                    start[graph, i, d] = radius[graph] / scale[graph, d] * reference[i, d]
-                else:
-                    start[graph, i, d] = (reference[i, d] - mean[graph, d]) / scale[graph, d]
-        away = 0.0
-        for d in range(start.shape[2]):
-            middle = 0.0
-            for i in range(start.shape[1]):
-                middle += point_masses[i] * start[graph, i, d]
-            away += middle * middle
-        if away > FARAWAY * FARAWAY:
-            for d in range(start.shape[2]):
-                middle = 0.0
-                for i in range(start.shape[1]):
-                    middle += point_masses[i] * start[graph, i, d]
-                for i in range(start.shape[1]):
-                    start[graph, i, d] -= middle
-
-
-@entry
-def place_points(points, mean, scale, kind, singular, residual, status, placed):  # type: ignore[no-untyped-def]
-    """Fills X* outside the frames, in the precision of the caller, with the status and the residual of each graph.
-
-    A graph that is one point is pooled to copies of it, an empty one to zeros: both sit at their frame's origin.
-
-    Args:
-        points, singular: of :class:`flowpool.kernels.engine.Solved`.
-        residual: ``(B,)``; NaN where there is no meaning in it.
-        status: ``(B,)``, as the solver gave it; becomes a code of :class:`flowpool.Status`.
-        placed: ``(B, M, D)``.
-    """
-    for graph in range(len(kind)):
-        finite = True
-        for i in range(placed.shape[1]):
-            for d in range(placed.shape[2]):
-                placed[graph, i, d] = mean[graph, d] + scale[graph, d] * points[graph, i, d]
-                finite = finite and math.isfinite(placed[graph, i, d])
-        if status[graph] == NONFINITE or kind[graph] == BROKEN:
-            residual[graph] = math.nan
-        if kind[graph] == BROKEN:
-            status[graph] = NONFINITE_INPUT
-            placed[graph] = math.nan
-        elif math.isnan(residual[graph]) or not finite:
-            status[graph] = NONFINITE
-        elif kind[graph] == EMPTY:
-            status[graph] = NOTHING
-        elif status[graph] == OK and singular[graph]:
-            status[graph] = SINGULAR
+            share[d] /= weighted_variance
+    facts[RADIUS], facts[UNIT] = radius, unit
+    for d in range(features):
+        scale[d] = unit / weights[d]
 
 
 @shared
-def frame_response(  # type: ignore[no-untyped-def]
-    graph, kind, scale, share, weights, points, cotangent, total, moment, to_radius, relative, frame, to_weights,
-):  # fmt: skip
+def framed_epsilon(given, kept, which):  # type: ignore[no-untyped-def]
+    """Epsilon in the frame of a graph."""
+    unit = kept.facts[which, UNIT]
+    return given.epsilon[which] if given.relative else given.epsilon[which] / (unit * unit)
+
+
+@kernel
+def place_start(given, kept, which, start):  # type: ignore[no-untyped-def]
+    """Fills X^(0) in the frame, rows ``(M, D)``, from units of R around the mean if it is relative.
+
+    A start that is far away is moved to the nodes (:data:`~flowpool.core.constants.FARAWAY`).
+    """
+    stay_apart()
+    reference, shares, features = given.reference, given.point_masses, given.reference.shape[1]
+    mean, scale, radius = kept.frame[which, 0], kept.frame[which, 1], kept.facts[which, RADIUS]
+    away = 0.0
+    for d in range(padded(features)):
+        middle = 0.0
+        for i in range(len(shares)):
+            value = 0.0
+            if d < features:
+                value = radius * reference[i, d] if given.relative else reference[i, d] - mean[d]
+                value /= scale[d]
+                middle += shares[i] * value
+            start[i, d] = value
+        away += middle * middle
+    if away > FARAWAY * FARAWAY:
+        for d in range(features):
+            middle = 0.0
+            for i in range(len(shares)):
+                middle += shares[i] * start[i, d]
+            for i in range(len(shares)):
+                start[i, d] -= middle
+
+
+@shared
+def end_along(kept, which, basis, i, d):  # type: ignore[no-untyped-def]
+    """Feature d of the point i of X* in the frame, given the rows of the basis."""
+    value = 0.0
+    for e in range(int(kept.facts[which, DIMENSION])):
+        value += kept.ends[which, i, e] * basis[e, d]
+    return value
+
+
+@kernel
+def hand_out(kept, which, basis, singular, found):  # type: ignore[no-untyped-def]
+    """Fills X* outside the frame, and the status and the residual as the caller knows them.
+
+    A graph that is one point is pooled to copies of it, an empty one to zeros: both sit at their frame's origin.
+    """
+    stay_apart()
+    points, residual, status = found.points, found.residual, found.status
+    mean, scale, kind = kept.frame[which, 0], kept.frame[which, 1], kept.facts[which, KIND]
+    finite = True
+    for i in range(points.shape[1]):
+        for d in range(points.shape[2]):
+            inside = end_along(kept, which, basis, i, d) if kind == CLOUD else 0.0
+            value = math.nan if kind == BROKEN else mean[d] + scale[d] * inside
+            points[which, i, d] = value
+            finite = finite and math.isfinite(value)
+    if status[which] == NONFINITE or kind == BROKEN:
+        residual[which] = math.nan
+    if kind == BROKEN:
+        status[which] = NONFINITE_INPUT
+    elif math.isnan(residual[which]) or not finite:
+        status[which] = NONFINITE
+    elif kind == EMPTY:
+        status[which] = NOTHING
+    elif status[which] == OK and singular:
+        status[which] = IS_SINGULAR
+
+
+@kernel
+def frame_response(given, kept, which, points, cotangent, room, to_radius, gradients):  # type: ignore[no-untyped-def]
     """How the frame of a graph answers to gradients: what is added to those that its nodes have in the frame.
 
-    Fills shift, stretch, tilt and bend, rows of ``frame``, ``(4, D)``: the gradient in a node of mass b, in the frame y, is
-    ``grad y / scale + b (shift + stretch y)``, and that in its mass ``grad b + tilt . y + bend . y^2``.
+    Fills the rows of ``room.push``, ``(4, D)``: the gradient in a node of mass b, in the frame y, is
+    ``grad y / scale + b (push_0 + push_1 y)``, and that in its mass ``grad b + push_2 . y + push_3 . y^2``.
 
     Args:
-        points: X* in the frame, ``(B, M, D)``.
+        points: X* in the frame, rows ``(M, D)``.
         cotangent: gradient in X* outside, ``(B, M, D)``.
-        total, moment: sums over the nodes, and over points that depend on the frame as they do, of ``grad y`` and of
-            ``y grad y``, ``(D,)``.
+        room: with the sums over the nodes, and over points that depend on the frame as they do, of ``grad y`` (``total``) and
+            of ``y grad y`` (``moment``).
         to_radius: gradient in R, in units of 1/R; a relative start depends on it.
-        relative: otherwise mean and unit of the frame are constants, but for the mean of a graph that is one point.
-        to_weights: gets the gradient in w, ``(B, D)``.
     """
-    count, features = points.shape[1], points.shape[2]
-    to_unit = 0.0
-    for d in range(features):
+    stay_apart()
+    # If nothing is relative, mean and unit are constants, but for the mean of a graph that is one point.
+    follows = given.relative or kept.facts[which, KIND] != CLOUD
+    scale, share, weights, push = kept.frame[which, 1], kept.frame[which, 2], given.weights, room.push
+    to_weights, to_unit = gradients.weights, 0.0
+    for d in range(len(weights)):
         outer, inner = 0.0, 0.0
-        for i in range(count):
-            outer += cotangent[graph, i, d]
-            inner += cotangent[graph, i, d] * points[graph, i, d]
-        to_scale = inner - moment[d] / scale[graph, d]
-        frame[0, d] = outer - total[d] / scale[graph, d] if relative or kind[graph] != CLOUD else 0.0
-        frame[2, d] = frame[0, d] * scale[graph, d]
+        for i in range(cotangent.shape[1]):
+            outer += cotangent[which, i, d]
+            inner += cotangent[which, i, d] * points[i, d]
+        to_scale = inner - room.moment[d] / scale[d]
+        push[0, d] = outer - room.total[d] / scale[d] if follows else 0.0
+        push[2, d] = push[0, d] * scale[d]
         to_unit += to_scale / weights[d]
-        to_weights[graph, d] = -to_scale * scale[graph, d] / weights[d]
-    if not relative or kind[graph] != CLOUD:
+        to_weights[which, d] = -to_scale * scale[d] / weights[d]
+    if not given.relative or kept.facts[which, KIND] != CLOUD:
         to_unit = 0.0
-    for d in range(features):
-        frame[1, d] = to_unit * weights[d] + to_radius * scale[graph, d]
-        frame[3, d] = 0.5 * frame[1, d] * scale[graph, d]
-        to_weights[graph, d] += to_unit * scale[graph, d] * share[graph, d]
+    for d in range(len(weights)):
+        push[1, d] = to_unit * weights[d] + to_radius * scale[d]
+        push[3, d] = 0.5 * push[1, d] * scale[d]
+        to_weights[which, d] += to_unit * scale[d] * share[d]
 
 
-@entry
-def leave_frames(  # type: ignore[no-untyped-def]
-    framed, masses, ptr, order, graphs, kind, scale, share, weights, points, cotangent, relative, grad_nodes, grad_masses,
-    begun_moment, begun_radius, scratch, to_nodes, to_masses, to_weights,
-):  # fmt: skip
-    """Fills gradients of some graphs from those in their frames.
+@kernel
+def leave_frame(given, kept, which, points, pull, to_share, cotangent, room, to_radius, gradients):  # type: ignore[no-untyped-def]
+    """Writes the gradients of a graph in what was given.
 
     Args:
-        framed: the ordered nodes in their frames, ``(N, D)``.
-        grad_nodes, grad_masses: in the frames, ``(N, D)`` and ``(N,)``.
-        begun_moment, begun_radius: what flat directions, along which nothing moves the points, add to the moment of
-            :func:`frame_response`, ``(B, D)``, and their gradient in R, ``(B,)``.
-        scratch: ``(6, D)``.
-        to_nodes: ``(N, D)``, in the order in which the nodes were given.
-        to_masses: of the ordered nodes, ``(N,)``.
-        to_weights: ``(B, D)``.
+        points: X* in the frame, rows ``(M, D)``.
+        pull, to_share: gradients in the frame for each distinct node: in y, for a mass of one, ``(D, N)``, and in its mass,
+            ``(1, N)``.
+        cotangent: gradient in X* outside, ``(B, M, D)``.
+        room: with ``moment``, what flat directions, along which nothing moves the points, add to that of :func:`frame_response`.
+        to_radius: their gradient in R.
     """
-    features = framed.shape[1]
-    total, moment, frame = scratch[0], scratch[1], scratch[2:]
-    for graph in graphs:
+    stay_apart()
+    nodes, order, distinct, masses = given.nodes, kept.order, kept.distinct, kept.masses
+    features, first, last = nodes.shape[1], given.ptr[which], given.ptr[which + 1]
+    mean, scale, push, cloud = kept.frame[which, 0], kept.frame[which, 1], room.push, kept.facts[which, KIND] == CLOUD
+    for d in range(features):
+        room.total[d] = 0.0
+        for place in range(first, last):
+            if cloud:
+                value = masses[place] * pull[d, distinct[place]]
+                room.total[d] += value
+                room.moment[d] += value * ((nodes[order[place], d] - mean[d]) / scale[d])
+    frame_response(given, kept, which, points, cotangent, room, to_radius, gradients)
+    average = 0.0
+    for place in range(first, last):
+        node = order[place]
+        to_mass = to_share[0, distinct[place]] if cloud else 0.0
         for d in range(features):
-            total[d], moment[d] = 0.0, begun_moment[graph, d]
-        for node in range(ptr[graph], ptr[graph + 1]):
-            for d in range(features):
-                total[d] += grad_nodes[node, d]
-                moment[d] += grad_nodes[node, d] * framed[node, d]
-        frame_response(
-            graph, kind, scale, share, weights, points, cotangent, total, moment, begun_radius[graph], relative, frame,
-            to_weights,
-        )  # fmt: skip
-        for node in range(ptr[graph], ptr[graph + 1]):
-            to_masses[node] = grad_masses[node]
-            for d in range(features):
-                value = framed[node, d]
-                pulled = frame[0, d] + frame[1, d] * value
-                to_nodes[order[node], d] = grad_nodes[node, d] / scale[graph, d] + masses[node] * pulled
-                to_masses[node] += (frame[2, d] + frame[3, d] * value) * value
+            inside = (nodes[node, d] - mean[d]) / scale[d]
+            own = pull[d, distinct[place]] / scale[d] if cloud else 0.0
+            gradients.nodes[node, d] = masses[place] * (own + push[0, d] + push[1, d] * inside)
+            to_mass += (push[2, d] + push[3, d] * inside) * inside
+        gradients.masses[node] = to_mass
+        average += masses[place] * to_mass
+    if len(given.masses) > 0:  # they were divided by their sum
+        whole = 0.0
+        for place in range(first, last):
+            whole += given.masses[order[place]]
+        for place in range(first, last):
+            gradients.masses[order[place]] = (gradients.masses[order[place]] - average) / whole

@@ -157,7 +157,7 @@ def form_hessian(graph, epsilon):  # type: ignore[no-untyped-def]
     The plans are the kept ones. The moments are summed over blocks of nodes.
     """
     stay_apart()
-    count, length, hull, lead = graph.count, graph.length, graph.hull, graph.lead
+    count, length, lead = graph.count, graph.length, graph.lead
     num_pairs, products = count * (count + 1) // 2, lead * (lead + 1) // 2
     for start in range(0, length, BLOCK):
         width = min(BLOCK, length - start)
@@ -169,9 +169,15 @@ def form_hessian(graph, epsilon):  # type: ignore[no-untyped-def]
             from_column(graph.tangent.plan, start),
             graph.pairs,
         )
+        row = 0
+        for e in range(lead):
+            for c in range(e + 1):
+                for j in range(0, width, WIDTH):
+                    store(graph.products, row, j, multiply(load(block, 1 + e, j), load(block, 1 + c, j)))
+                row += 1
         moments = graph.moments if start == 0 else graph.block_moments
         row_products(graph.pairs, num_pairs, block, 0, 1 + lead, width, moments, False)
-        row_products(graph.pairs, num_pairs, block, 1 + hull, products, width, from_column(moments, 1 + lead), False)
+        row_products(graph.pairs, num_pairs, graph.products, 0, products, width, from_column(moments, 1 + lead), False)
         if start > 0:
             for pair in range(num_pairs):
                 for c in range(0, padded(1 + lead + products), WIDTH):

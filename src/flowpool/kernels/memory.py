@@ -1,7 +1,7 @@
 """The arrays that a graph needs while it is solved, by name and shape.
 
-Two tables: :data:`SPAN` for the rotation into the hull of the nodes, which finds R, and :data:`GRAPH` for everything that is
-as large as R says.
+Two tables: :data:`CLOUD` for what has all features, from which R is found, and :data:`GRAPH` for everything that is as large as
+R says.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ BLOCK = 128  # nodes whose moments are taken at once; the weights of a block sta
     POINTS,  # M
     NODES,  # N, padded to whole lanes
     FEATURES,  # D
-    REACH,  # largest possible R
-    TURNED,  # 1 + the above
-    SPANNED,  # coordinates that nodes and start may need together, and a candidate
-    ROW,  # the longer of N and D
     HULL,  # R, directions that the nodes span
     COORDINATES,  # Q >= R, directions that nodes and points span
     AFFINE,  # Q + 1
     LEAD,  # K <= R, directions of which the Hessian is formed
-    COLUMNS,  # 1 + R + K (K + 1) / 2: the rows of the nodes with their products
+    COLUMNS,  # 1 + R
+    PRODUCTS,  # K (K + 1) / 2
     PAIRS,  # M (M + 1) / 2
     BLOCKS,
     MOMENTS,  # 1 + K + K (K + 1) / 2
@@ -35,17 +32,17 @@ BLOCK = 128  # nodes whose moments are taken at once; the weights of a block sta
     WIDE,  # M K and one more block, because a block may be stored past the last column
     TWICE,  # 2 M
     SIZES,
-) = range(21)
+) = range(18)
 
-# Nodes and start while they are rotated.
-SPAN = Table(
-    "Span",
-    basis=doubles(SPANNED, FEATURES),
-    rest=doubles(FEATURES, NODES),  # what is left of the nodes outside the hull so far
-    turned=doubles(TURNED, NODES),  # a row of ones, then the coordinates of the nodes
-    row=doubles(ONE, ROW),
-    parked=doubles(POINTS, FEATURES),
+# Nodes and points with all their features, on the way into coordinates and out of them.
+CLOUD = Table(
+    "Cloud",
+    left=doubles(FEATURES, NODES),  # what is left of the nodes outside the hull so far; then their gradients
+    row=doubles(ONE, NODES),
+    along=doubles(ONE, NODES),
+    points=doubles(POINTS, FEATURES),
     outside=doubles(POINTS, FEATURES),
+    spare=doubles(POINTS, FEATURES),
 )
 
 # Points and what is known about them.
@@ -76,7 +73,7 @@ GRAPH = Table(
     # The nodes and the masses.
     point_masses=doubles(ONE, POINTS),
     masses=doubles(ONE, NODES),
-    nodes=doubles(COLUMNS, NODES),  # a row of ones, the R coordinates, the products of the first K of them
+    nodes=doubles(COLUMNS, NODES),  # a row of ones, then the R coordinates
     length=number(NODES),
     count=number(POINTS),
     hull=number(HULL),
@@ -136,6 +133,7 @@ GRAPH = Table(
     tangent=_TANGENT,
     # and its part in the leading coordinates, with two factors of it.
     pairs=doubles(PAIRS, BLOCKS),  # P_ij A_lj
+    products=doubles(PRODUCTS, BLOCKS),  # of the first K coordinates of the nodes
     moments=doubles(PAIRS, MOMENTS),
     block_moments=doubles(PAIRS, MOMENTS),
     lead_points=doubles(POINTS, LEAD),
@@ -157,22 +155,18 @@ GRAPH = Table(
     flat_solution=doubles(ONE, UNKNOWNS),
 )
 
-arrange_span, open_span = arranger(SPAN), opener(SPAN)
+arrange_cloud, open_cloud = arranger(CLOUD), opener(CLOUD)
 arrange_graph, open_graph = arranger(GRAPH), opener(GRAPH)
-SPAN_PLACES, GRAPH_PLACES = (len(SPAN.shapes), PLACE), (len(GRAPH.shapes), PLACE)
+CLOUD_PLACES, GRAPH_PLACES = (len(CLOUD.shapes), PLACE), (len(GRAPH.shapes), PLACE)
 
 
 @shared
-def set_span_sizes(sizes, count, atoms, features):  # type: ignore[no-untyped-def]
-    """Sizes that are known before the nodes are rotated."""
+def set_cloud_sizes(sizes, count, distinct, features):  # type: ignore[no-untyped-def]
+    """Sizes that are known before the hull is."""
     sizes[ONE] = 1
     sizes[POINTS] = count
-    sizes[NODES] = padded(atoms)
+    sizes[NODES] = padded(distinct)
     sizes[FEATURES] = features
-    sizes[REACH] = min(features, atoms)
-    sizes[TURNED] = 1 + sizes[REACH]
-    sizes[SPANNED] = 1 + min(features, sizes[REACH] + count)
-    sizes[ROW] = max(sizes[NODES], features)
 
 
 @shared
@@ -186,7 +180,8 @@ def set_graph_sizes(sizes, count, length, hull, dimension, lead):  # type: ignor
     sizes[COORDINATES] = dimension
     sizes[AFFINE] = dimension + 1
     sizes[LEAD] = lead
-    sizes[COLUMNS] = 1 + hull + products
+    sizes[COLUMNS] = 1 + hull
+    sizes[PRODUCTS] = products
     sizes[PAIRS] = count * (count + 1) // 2
     sizes[BLOCKS] = BLOCK
     sizes[MOMENTS] = 1 + lead + products

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from clusters import two_cores
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
@@ -279,6 +280,32 @@ def test_datasets_are_tables_too() -> None:
         assert np.array_equal(archive["points"], pooled.points.numpy())
 
 
+def test_molecules_are_read_like_those_that_are_evaluated() -> None:
+    pytest.importorskip("rdkit", reason="RDKit is not installed")
+    Path("m.csv").write_text("s,y,z\nCCO,1.5,2\nC(,1,1\nc1ccccc1O,2.5,3\n")
+    result = run("m.csv", "out.parquet", "--smiles", "s", "--target", "y,z", "--points", "2")
+    assert result.exit_code == 0, result.output
+    assert "m.csv: 1 row is left out, whose molecule RDKit cannot read (line 3: 'C(')." in result.stderr
+    rows = parquet.read_table("out.parquet").select(["place", "y", "z", "num_nodes"]).to_pylist()
+    assert [list(row.values()) for row in rows] == [["line 2 (CCO)", 1.5, 2, 3], ["line 4 (c1ccccc1O)", 2.5, 3, 7]]
+    assert run("m.csv", "alone.parquet", "--smiles", "s", "--points", "2").exit_code == 0  # nothing but molecules
+    for arguments, message in (
+        (["m.csv"], "m.csv: say which column it is with --smiles COLUMN"),
+        (["MUTAG", "--smiles", "s"], "--smiles is an option for a CSV file; MUTAG is none"),
+    ):
+        wrong = run(arguments[0], "x.parquet", *arguments[1:])
+        assert wrong.exit_code == 2 and message in wrong.stderr
+
+
+def test_masses_of_a_dataset_are_used() -> None:
+    assert run("DIGITS", "out.npz", "--points", "2").exit_code == 0
+    digits = load_dataset("DIGITS")
+    reference = flowpool.references.normal(2, 2)
+    pooled = flowpool.flow_pool(digits.features, ptr=digits.node_ptr, masses=digits.masses, reference=reference)
+    with np.load("out.npz") as archive:
+        np.testing.assert_allclose(archive["points"], pooled.points.numpy(), atol=1e-5)
+
+
 def test_other_settings_or_another_input_are_refused(folder: Path) -> None:
     assert run("in", "out").exit_code == 0
     before = contents(Path("out"))
@@ -386,18 +413,8 @@ class TestRay:
 
     @pytest.fixture(scope="class", autouse=True)
     def cluster(self) -> Any:
-        pytest.importorskip("ray", reason="Ray is not installed")
-        from flowpool.bulk.on_ray import cluster
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(flowpool.__file__).parents[1]))
-            patch.setenv("RAY_worker_niceness", "0")  # or workers wait for tests that run beside these
-            import ray
-
-            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-            with cluster(None):
-                yield
-            ray.shutdown()
+        with two_cores():
+            yield
 
     def test_gives_the_bytes_of_one_machine(self, folder: Path) -> None:
         assert run(str(folder), "local", "--masses", "w").exit_code == 0

@@ -19,7 +19,11 @@ from flowpool.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from flowpool.bulk.sources import Source
+    from flowpool.lab.datasets import GraphDataset
+    from flowpool.lab.options import Columns
 
 
 def pool(
@@ -27,13 +31,15 @@ def pool(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="A Parquet file, a folder of them, or a dataset: its name, zip file or folder.",
+            help="A Parquet file, a folder of them, molecules (.csv), or a dataset: its name, zip file or folder.",
             autocompletion=complete_dataset,
         ),
     ],
     output: Annotated[Path, typer.Argument(help="A file .parquet or .npz, or a folder for a table of many parts.")],
     nodes: Annotated[str, typer.Option(help="Column with the node features, a list of vectors per row.")] = "x",
     masses: Annotated[str | None, typer.Option(help="Column with node masses.", show_default="equal masses")] = None,
+    smiles: Annotated[str | None, typer.Option(help="Column of a CSV file with molecules as SMILES.")] = None,
+    target: Annotated[str | None, typer.Option(help="Columns of a CSV file to be kept beside the points: A,B.")] = None,
     points: PointsOption = 5,
     epsilon: Annotated[float, typer.Option(help="Regularisation, relative to each graph's variance.")] = 0.1,
     reference: Annotated[
@@ -61,11 +67,12 @@ def pool(
         from flowpool.arrow import STATUSES
         from flowpool.bulk.job import Settings, make_job
         from flowpool.bulk.store import check_npz
+        from flowpool.lab.options import Columns
         from flowpool.status import Status
 
         if address is not None and on != "ray":
             raise ValueError(f"--address {address} needs --on ray.")
-        rows = _open(source, output, data)
+        rows, masses = _open(source, output, data, masses, Columns(smiles=smiles, target=target))
         if output.suffix == ".npz":
             check_npz(rows.schema, [nodes, masses or nodes])
         settings = Settings(nodes, masses, points, epsilon, divergence, reference, seed)
@@ -103,29 +110,45 @@ def pool(
             note(f"{counts[name]} {'graph is' if counts[name] == 1 else 'graphs are'} {name}. {advice}")
 
 
-def _open(source: str, output: Path, data: Path | None) -> Source:
+def _open(
+    source: str, output: Path, data: Path | None, masses: str | None, columns: Columns
+) -> tuple[Source, str | None]:
+    """The rows, and the column with their masses."""
     from flowpool.bulk.sources import ParquetSource, TableSource, parquet_files
 
     path = Path(source)
-    if path.suffix == ".parquet" or path.is_dir() and parquet_files(path):
+    if path.suffix == ".parquet" or (path.is_dir() and parquet_files(path)):
         if not path.exists():
             raise ValueError(f"{path} does not exist.")
+        if columns.smiles or columns.target:
+            raise ValueError(f"--smiles and --target are options for a CSV file; {path} has columns that are all kept.")
         if output.resolve().is_relative_to(path.resolve()):
             raise ValueError(f"The output {output} is the input {path}, or lies inside it; put it elsewhere.")
-        return ParquetSource.of(path)
-    import pyarrow as pa
-
+        return ParquetSource.of(path), masses
     from flowpool.lab import datasets
 
-    dataset = datasets.Source(source, None if data is None else str(data)).load()
+    dataset = datasets.Source(source, None if data is None else str(data), columns).checked(targets=False).load()
     for remark in dataset.notes:
         note(remark)
+    if dataset.masses is not None:
+        masses = masses or "masses"
+    return TableSource(dataset.name, 1024, _as_table(dataset, (columns.target or "label").split(","))), masses
+
+
+def _as_table(dataset: GraphDataset, targets: list[str]) -> pa.Table:
+    """One row per graph: what it is, what is known of it, and its nodes."""
+    import pyarrow as pa
+
+    starts = dataset.node_ptr.numpy()
     vectors = pa.FixedSizeListArray.from_arrays(dataset.features.numpy().ravel(), dataset.num_features)
-    labels = dataset.labels if dataset.has_classes else dataset.labels[:, 0]
+    labels = dataset.labels.reshape(len(dataset), -1).T.numpy()  # (T, B)
     columns = {
         "graph": pa.array(range(len(dataset)), pa.int64()),
-        "label": labels.numpy(),
+        **({"place": dataset.places} if dataset.places else {}),
+        **dict(zip(targets, labels, strict=False)),  # molecules may come without any
         "num_nodes": dataset.node_ptr.diff().numpy(),
-        "x": pa.LargeListArray.from_arrays(dataset.node_ptr.numpy(), vectors),
+        "x": pa.LargeListArray.from_arrays(starts, vectors),
     }
-    return TableSource(dataset.name, 1024, pa.table(columns))
+    if dataset.masses is not None:
+        columns["masses"] = pa.LargeListArray.from_arrays(starts, dataset.masses.numpy())
+    return pa.table(columns)

@@ -187,7 +187,8 @@ def verdict(concluded: Conclusion) -> str:
     if better:
         parts.append(f"{reference} is worse than {_listed(better)}")
     if equal:
-        parts.append(f"{reference} cannot be told from {_listed(equal)}")
+        others = "any other pool" if len(equal) == len(found) > 2 else _listed(equal)
+        parts.append(f"{reference} cannot be told from {others}")
     text = f"On these folds {'; '.join(parts)} (95 % intervals)."
     if own.published is not None and own.published.count:
         away = metric.number(own.score.mean - own.published.mean, sign=True)

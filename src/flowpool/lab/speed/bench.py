@@ -169,8 +169,8 @@ def _work(case: Case, engine: Any, epsilon: float) -> Callable[[], None]:
     return work(case)
 
 
-def write_rows(rows: Sequence[Measurement] | Sequence[TrainedRow], path: Path) -> Path:
-    """The rows as a CSV file, whose folder is made if need be."""
+def write_rows(rows: Sequence[Any], path: Path) -> Path:
+    """The rows, which are dataclasses, as a CSV file, whose folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(rows[0])])

@@ -18,7 +18,6 @@ from flowpool.lab.speed.cases import GRAPH_CASES, Case, graph_case, large_case
 from flowpool.lab.speed.memory import peak_megabytes
 from flowpool.lab.speed.ott import time_ott
 from flowpool.lab.speed.peers import BASE, Peer, flow_peer, layer_peers
-from flowpool.lab.speed.trained import TrainedRow
 
 EPSILONS = (1.0, 0.3, 0.1)
 LARGE = (100_000, 1_000_000)

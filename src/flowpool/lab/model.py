@@ -56,13 +56,13 @@ class GraphModel(nn.Module):
     ) -> None:
         super().__init__()
         self.padding, self.largest = shape.padding, largest
-        width = pool.out_channels + (shape.size == "append")
-        self.size = shape.size
+        self.size, norm = ("none", "none") if pool.finished else (shape.size, shape.norm)
+        width = pool.out_channels + (self.size == "append")
         self.backbone = backbone
         channels = shape.channels * shape.pooled_layers
-        self.node_norm = nn.BatchNorm1d(channels) if shape.norm in ("nodes", "both") else nn.Identity()
+        self.node_norm = nn.BatchNorm1d(channels) if norm in ("nodes", "both") else nn.Identity()
         self.pool = pool
-        self.output_norm = nn.BatchNorm1d(width) if shape.norm in ("output", "both") else nn.Identity()
+        self.output_norm = nn.BatchNorm1d(width) if norm in ("output", "both") else nn.Identity()
         self.head = _head(width, num_outputs, shape)
         self.register_buffer("mean_size", torch.ones(()))
         self.standardise, self.numbers = shape.standardise, numbers

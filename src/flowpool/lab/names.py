@@ -68,7 +68,7 @@ POOLS = {
     "attention": "attention.AttentionPool",
     "set2set": "set2set.Set2SetPool",
     "equilibrium": "equilibrium.EquilibriumPool",
-    "flow-readout": "joined.FlowReadoutPool",
+    "flow-readout": "flow_readout.FlowReadoutPool",
     "sort": "sort.SortPool",
     "topk": "topk.TopKPool",
     "sag": "sag.SAGPool",

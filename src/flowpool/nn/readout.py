@@ -1,8 +1,8 @@
-"""The readout that we recommend: from node features to one vector per graph that a linear head can use.
+"""The readout that we recommend: the sum of the nodes, and what the sum forgets.
 
-Normalisation of the nodes; what each point receives of a graph, which forgets how many nodes there are; their sum and
-number, which forget the shape of the cloud; and normalisation of all that, so that columns as different as a coordinate
-and a count meet the head on one scale.
+A sum forgets the shape of the cloud. What each point of a learned reference receives knows it, in more numbers than a head
+should have to sort; one linear map brings them to a few. A BatchNorm brings all columns to one scale, those of the shape to
+a tenth of it, and training weighs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from flowpool import costs
 from flowpool.core.constants import UNBALANCED
 from flowpool.costs import CostFunction
 from flowpool.engines.devices import precision_on
-from flowpool.inputs import check_choice, check_like, check_number, checked_epsilon, checked_point_masses, may_look
+from flowpool.inputs import (
+    check_choice,
+    check_like,
+    check_number,
+    checked_count,
+    checked_epsilon,
+    checked_point_masses,
+    may_look,
+)
 from flowpool.nn.base import PointAggregation, check_most, initial_reference
 from flowpool.nn.norm import normalised, norming_of, remember, share_statistics
 from flowpool.nn.report import Report
@@ -32,25 +40,36 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # which not every build of torch has
 
 
-class FlowReadout(PointAggregation):
-    r"""A readout for classifiers: what M learned points receive of each graph, with the sum and the number of its nodes.
+_START = 0.1  # weight of the shape at the beginning, where that of the sum is 1: see docs/readouts.md
 
-    Each graph takes one step towards a learned reference, in which every point receives 1/M of the graph
-    (:func:`flowpool.transport_pool`). The output says how far each point moved, and the standard deviation of each feature
-    within what it received. A BatchNorm stands before and after, so that a linear head can follow. The output is
-    ``(B, out_channels)``.
+
+class FlowReadout(PointAggregation):
+    r"""A readout for graphs and sets: the sum and the number of the nodes, and beside them the shape of their cloud.
+
+    Each graph takes one step towards a learned reference X, in which every one of its M points receives 1/M of the graph
+    (:func:`flowpool.transport_pool`). Let :math:`y_j` be the nodes after a BatchNorm, :math:`m_i` how far the step moves point i,
+    :math:`\sigma_i` the standard deviations of what it receives, and :math:`\bar m` the mean of the :math:`m_i`. Then a row is
+
+    .. math::
+        \mathrm{BatchNorm}\Bigl[\, \sum_j y_j,\; N,\; \sum_i U_i (m_i - \bar m) + V_i\, \sigma_i \Bigr]
+
+    with learned maps U and V to K = ``shape_channels`` numbers: D + 1 + K columns. Moving a graph changes its sum and leaves its
+    shape. The weights of the last BatchNorm start at 1 for the sum and the number and at 0.1 for the shape, so that a network
+    begins with little more than a sum, and takes as much of the shape as training finds worth it.
 
     Args:
         in_channels: number of features, D.
         num_points: number of points, M.
-        size: ``"append"`` adds what a measure forgets, the sum of the nodes and their number, each node counted with its
-            mass when masses are given; ``None`` leaves it out, so that a graph with every node doubled has the same row.
+        shape_channels: numbers that tell the shape of a graph, K.
+        size: ``"append"``: the sum of the nodes and their number, each node counted with its mass when masses are given, stand
+            beside the shape. ``None`` leaves them out, so that a graph with every node doubled has the same row; the mean
+            of the graph then counts as a part of its shape.
         norm: ``"batch"``: a BatchNorm of the nodes before, and of the rows after. In training a graph then affects the
             others by way of the statistics of the batch. ``None``: no norm at all, and no graph affects another; the
             features should then be of order one.
         reference: where learning starts, in units of the standard deviation of one feature: drawn points lie well
             inside the nodes, where none of them is lost.
-        seed: of the drawn reference.
+        seed: of the drawn reference and of the map.
         epsilon: entropic regularisation, in units of the sum of the variances not of each graph but of all nodes (D, after
             BatchNorm), since the reference is the same for all graphs.
         cost: ``"sqeuclidean"``, or a diagonal :class:`flowpool.costs.Mahalanobis`, whose weights are trained.
@@ -72,6 +91,7 @@ class FlowReadout(PointAggregation):
         in_channels: int,
         num_points: int = 8,
         *,
+        shape_channels: int = 64,
         size: Literal["append"] | None = "append",
         norm: Literal["batch"] | None = "batch",
         reference: Literal["normal"] | Tensor = "normal",
@@ -85,27 +105,43 @@ class FlowReadout(PointAggregation):
         check_choice("size", size, ("append", None))
         check_choice("norm", norm, ("batch", None))
         check_choice("engine", engine, ENGINES)
+        self.shape_channels = checked_count("shape_channels", shape_channels)
         self._initial = initial_reference(reference, self.in_channels, self.num_points, seed)
         check_number("epsilon", epsilon)
         self.epsilon = float(checked_epsilon(epsilon, 1, self._initial.double()))
         self.engine, self.cost = engine, checked_cost(cost, self.in_channels)
-        self.reference = nn.Parameter(self._initial.clone())
+        self.seed = seed
+        self.reference = nn.Parameter(torch.empty_like(self._initial))
+        self.shape_map = nn.Parameter(
+            self._initial.new_empty(self.shape_channels, 2, self.num_points, self.in_channels)
+        )
         self.node_norm = nn.BatchNorm1d(self.in_channels) if norm else None
         self.output_norm = nn.BatchNorm1d(self.out_channels) if norm else None
+        self._begin()
 
     @property
     def out_channels(self) -> int:
         """Columns of the output."""
-        rows = 2 * self.num_points + (self.size is not None)
-        return rows * self.in_channels + (self.size is not None)
+        return self.shape_channels + (self.in_channels + 1 if self.size else 0)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Everything as it was made, without statistics."""
         for norm in self._norms:
             norm.reset_parameters()
-        self.reference.copy_(self._initial)
         reset(self.cost)
+        self._begin()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Parameters as drawn, with little weight for the shape."""
+        self.reference.copy_(self._initial)
+        bound = self.shape_map[0].numel() ** -0.5
+        generator = torch.Generator().manual_seed(self.seed ^ 1)  # not the draw of the reference
+        self.shape_map.copy_(torch.empty(self.shape_map.shape).uniform_(-bound, bound, generator=generator))
+        if self.size is not None:
+            shape = self.shape_map if self.output_norm is None else self.output_norm.weight[-self.shape_channels :]
+            shape.mul_(_START)
 
     @property
     def _norms(self) -> list[nn.BatchNorm1d | nn.SyncBatchNorm]:
@@ -166,20 +202,31 @@ class FlowReadout(PointAggregation):
         where = f"{'compiled' if compiled else 'torch'} engine on {x.device}"
         steps = torch.ones_like(told.status, dtype=torch.long)
         self._conclude(Report(told.status, told.error, steps, BackwardReport(x.device), where, UNBALANCED), x.device)
-        columns = told.rows if self.size else told.rows[:, : self.out_channels]
-        return self._normed(columns, told.status).to(x.dtype)
+        return self._finished(told.rows, told.status).to(x.dtype)
 
-    def _normed(self, rows: Tensor, status: Tensor) -> Tensor:
-        """The rows after BatchNorm, in whose statistics empty and broken graphs do not count."""
-        if self.output_norm is None:
-            return rows
-        if may_look(rows) and not bool(status.any()):
-            return normalised(self.output_norm, rows, None)
+    def _finished(self, told: Tensor, status: Tensor) -> Tensor:
+        """The output; empty and broken graphs do not count in the statistics, and broken ones touch no gradient."""
+        if may_look(told) and not bool(status.any()):
+            return self._normed(self._columns(told), None)
         bad = (status == Status.NONFINITE_INPUT.value) | (status == Status.NONFINITE.value)
         counted = ~bad & (status != Status.EMPTY.value)
-        return normalised(self.output_norm, rows.masked_fill(bad[:, None], 0.0), counted).masked_fill(
-            bad[:, None], torch.nan
-        )
+        rows = self._normed(self._columns(told.masked_fill(bad[:, None], 0.0)), counted)
+        return rows.masked_fill(bad[:, None], torch.nan)
+
+    def _columns(self, told: Tensor) -> Tensor:
+        """Sum, number, and the map of what the points received, ``(B, out_channels)``, before the last norm."""
+        means, deviations = self.shape_map.to(told.dtype).unbind(1)  # (K, M, D)
+        if self.size is not None:  # the sum knows the mean of the graph, which is a part of all the means
+            means = means - means.mean(1, keepdim=True)
+        received, base = told.split([2 * self.reference.numel(), self.in_channels + 1], 1)
+        shape = received @ torch.stack([means, deviations], 1).flatten(1).mT
+        return torch.cat([base, shape], 1) if self.size is not None else shape
+
+    def _normed(self, rows: Tensor, counted: Tensor | None) -> Tensor:
+        return rows if self.output_norm is None else normalised(self.output_norm, rows, counted)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, size={self.size!r})"
+        return (
+            f"{type(self).__name__}({self.in_channels}, num_points={self.num_points}, "
+            f"shape_channels={self.shape_channels}, size={self.size!r})"
+        )

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from flowpool import costs, flow_pool, references
+from flowpool.lab.model import build_model
+from flowpool.lab.options import Shape
 from flowpool.lab.pools import POOLS
 from flowpool.lab.pools.flow_attention import FlowAttentionPool
 from flowpool.lab.pools.flow_free import FlowFreePool
 from flowpool.lab.pools.flow_kmeans import FlowKMeansPool
 from flowpool.lab.pools.flow_mahalanobis import FlowMahalanobisPool
-from flowpool.lab.pools.flow_step import FlowStepPool
-from flowpool.lab.pools.joined import FlowReadoutPool
+from flowpool.lab.pools.flow_readout import FlowReadoutPool
 from flowpool.nn.readout import FlowReadout
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -95,13 +96,15 @@ def test_free_masses_count_the_nodes_around_each_prototype() -> None:
             assert torch.allclose(carried[point], (members - pool.reference[point].detach()).sum(0), atol=0.05)
 
 
-def test_the_step_is_what_the_readout_computes_between_its_normalisations() -> None:
-    normal = (NODES - NODES.mean(0)) / (NODES.var(0, correction=0) + 1e-5).sqrt()
+def test_the_readout_is_the_layer_of_the_library_as_it_is() -> None:
+    """Its output norm weighs the shape, so that nothing may normalise its rows again."""
     pool = POOLS["flow-readout"](3, 4, seed=1)
-    assert isinstance(pool, FlowReadoutPool) and isinstance(pool.parts[1], FlowStepPool)
-    readout = FlowReadout(3, 4, reference=pool.parts[1].reference.detach())
-    pool.fit(normal, BATCH)
-    columns = vector(pool, normal).detach()
-    columns = torch.cat([columns[:, 3:], columns[:, :3], torch.bincount(BATCH)[:, None]], 1)  # steps, sum, size
-    expected = (columns - columns.mean(0)) / (columns.var(0, correction=0) + 1e-5).sqrt()
-    assert torch.allclose(readout(NODES, BATCH), expected, atol=1e-3)
+    assert isinstance(pool, FlowReadoutPool) and isinstance(pool.layer, FlowReadout) and pool.finished
+    other = FlowReadout(3, 4, seed=pool.layer.seed)
+    assert torch.equal(vector(pool), other(NODES, BATCH))
+    model = build_model("flow-readout", Shape(size="append", norm="both"), 5, 2, 0)
+    assert isinstance(model.node_norm, torch.nn.Identity) and isinstance(model.output_norm, torch.nn.Identity)
+    assert model.size == "none" and model.head.in_features == model.pool.out_channels
+    masses = torch.rand(14, generator=GENERATOR) + 0.1
+    weighted = pool(NODES, EDGES, BATCH, 2, masses).vector
+    assert torch.equal(weighted, other(NODES, BATCH, masses=masses)) and not torch.allclose(weighted, vector(pool))

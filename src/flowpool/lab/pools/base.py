@@ -31,6 +31,7 @@ class Pool(nn.Module):
     """A pooling method. Subclasses implement `readout`, and `fit` if they need to see training nodes once."""
 
     has_flow_settings: ClassVar[bool] = False  # whether its constructor takes `FlowSettings`
+    finished = False  # whether it normalises nodes and vector by itself, and tells the size of a graph
 
     def __init__(self, out_channels: int) -> None:
         super().__init__()

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from flowpool.lab.pools.base import Pool, Readout
-from flowpool.lab.pools.flow_step import FlowStepPool
-from flowpool.lab.pools.reduce import SumPool
 
 
 class _JoinedPool(Pool):
@@ -18,6 +16,7 @@ class _JoinedPool(Pool):
     def __init__(self, parts: Sequence[Pool]) -> None:
         super().__init__(sum(part.out_channels for part in parts))
         self.parts = nn.ModuleList(parts)
+        self.finished = all(part.finished for part in parts)
 
     def nodes_of(self, x: Tensor) -> Sequence[Tensor]:
         """What each part sees."""
@@ -48,10 +47,3 @@ class PerLayerPool(_JoinedPool):
 
     def nodes_of(self, x: Tensor) -> Sequence[Tensor]:
         return x.chunk(len(self.parts), 1)
-
-
-class FlowReadoutPool(_JoinedPool):
-    """The sum, which forgets shape, beside the step, which forgets counts: what `flowpool.FlowReadout` hands over."""
-
-    def __init__(self, in_channels: int, num_points: int) -> None:
-        super().__init__([SumPool(in_channels, num_points), FlowStepPool(in_channels, num_points)])

@@ -17,9 +17,9 @@ from flowpool.explore.layout import layout
 from flowpool.explore.waiting import once
 from flowpool.lab.datasets import KNOWN, GraphDataset, find_dataset
 from flowpool.lab.datasets.catalog import data_folder
+from flowpool.lab.datasets.record import smooth
 from flowpool.lab.datasets.source import Source
-from flowpool.lab.paper.measure import smooth
-from flowpool.lab.paper.mutag import ATOMS
+from flowpool.lab.datasets.tu import ATOMS
 
 MOST_NODES = 500  # of a graph that is drawn
 MOST_POINTS = 8  # one colour each

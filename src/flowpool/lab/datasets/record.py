@@ -156,6 +156,23 @@ def _ragged_rows(ptr: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     return ptr[chosen][owner] + inside, owner
 
 
+def smooth(features: Tensor, edges: Tensor, hops: int = 2) -> Tensor:
+    """Features after ``hops`` products with the normalised adjacency with self-loops, ``(N, D)``.
+
+    Args:
+        features: ``(N, D)``.
+        edges: both directions of every edge, ``(2, E)``.
+    """
+    size = len(features)
+    adjacency = torch.eye(size, dtype=features.dtype)
+    adjacency[edges[0], edges[1]] = 1.0
+    root = adjacency.sum(1).rsqrt()
+    propagate = root[:, None] * adjacency * root
+    for _ in range(hops):
+        features = propagate @ features
+    return features
+
+
 def both_directions(edges: np.ndarray, num_nodes: int) -> np.ndarray:
     """Distinct edges in both directions, ``(2, E)``, sorted by first, then second node.
 

@@ -25,6 +25,7 @@ NodeFeatures = Literal["degree", "constant"]
 
 MAX_DEGREE = 128  # one-hot degrees end here: every larger degree shares the last column
 MAX_NODE_LABELS = 1024  # a column each; the known datasets have at most 82
+ATOMS = ("C", "N", "O", "F", "I", "Cl", "Br")  # of MUTAG, in the order of its one-hot features
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flowpool.core import sinkhorn
 from flowpool.core.measures import make_clouds
+from flowpool.lab.datasets.record import smooth
 from flowpool.lab.paper import style
 from flowpool.lab.paper.exhibit import Exhibit, Progress
 
@@ -31,7 +32,6 @@ LABELS = (
     ("left", 12, 0),
     ("left", 12, 0),
 )
-HOPS = 2  # K of the SGC layer
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,6 @@ class GraphMeasure:
     masses: Tensor
     renumbered: float
     cut: float
-
-
-def smooth(features: Tensor, edges: Tensor, hops: int = HOPS) -> Tensor:
-    """Features after ``hops`` products with the normalised adjacency with self-loops, ``(N, D)``.
-
-    Args:
-        features: ``(N, D)``.
-        edges: both directions of every edge, ``(2, E)``.
-    """
-    size = len(features)
-    adjacency = torch.eye(size, dtype=features.dtype)
-    adjacency[edges[0], edges[1]] = 1.0
-    root = adjacency.sum(1).rsqrt()
-    propagate = root[:, None] * adjacency * root
-    for _ in range(hops):
-        features = propagate @ features
-    return features
 
 
 def compute(seed: int = 3) -> GraphMeasure:

@@ -19,12 +19,12 @@ from torch import Tensor
 from flowpool import flow_pool, references
 from flowpool.core import sinkhorn
 from flowpool.lab.datasets import GraphDataset, load_dataset
+from flowpool.lab.datasets.record import smooth
+from flowpool.lab.datasets.tu import ATOMS
 from flowpool.lab.paper import style
 from flowpool.lab.paper.exhibit import Exhibit, Progress
-from flowpool.lab.paper.measure import smooth
 
 NUM_POINTS = 5
-ATOMS = ("C", "N", "O", "F", "I", "Cl", "Br")  # in the order of the dataset's one-hot features
 MOLECULE = 53  # two rings with a nitro group and two chlorine atoms
 _MARKERS = ("o", "^", "s", "D", "v")
 

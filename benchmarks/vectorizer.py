@@ -21,32 +21,25 @@ import numpy as np
 import torch
 
 from flowpool.lab.datasets import load_graphs
-from flowpool.lab.frozen.embeddings import OTKE, WEGL, Moments, Sorted
+from flowpool.lab.frozen.embeddings import OTKE, WEGL, Flow, Moments, Slices, Sorted
 from flowpool.lab.frozen.methods import weights_of
 from flowpool.sklearn import FlowVectorizer, Propagate, wasserstein_distances
 
 METHODS: dict[str, Callable[[int], Any]] = {
-    "both": lambda count: FlowVectorizer(count, size=None, random_state=0),
-    "step": lambda count: FlowVectorizer(count, size=None, random_state=0, by="step"),
-    "step, without deviations": lambda count: FlowVectorizer(count, size=None, random_state=0, by="step", spread=False),
+    "step": lambda count: FlowVectorizer(count, size=None, random_state=0),
+    "both": lambda count: FlowVectorizer(count, by="both", size=None, random_state=0),
+    "slices": lambda count: Slices(count, random_state=0),
     "WEGL": lambda count: WEGL(count, random_state=0),
-    "sliced": lambda count: FlowVectorizer(count, size=None, random_state=0, by="sliced"),
     "mean and deviations": lambda count: Moments("deviations"),
-    "flow": lambda count: FlowVectorizer(count, size=None, random_state=0, by="flow"),
+    "flow": lambda count: Flow(count, random_state=0),
 }
 
 TIMED: dict[str, Callable[[int], Any]] = {
     "sum": lambda count: Moments("sum"),
     "mean": lambda count: Moments("mean"),
-    "mean and deviations": METHODS["mean and deviations"],
     "sort": Sorted,
-    "free": lambda count: FlowVectorizer(count, size=None, random_state=0, by="free"),
-    "step": METHODS["step"],
-    "both": METHODS["both"],
-    "WEGL": METHODS["WEGL"],
-    "sliced": lambda count: FlowVectorizer(count, size=None, random_state=0, by="sliced", spread=False),
     "OTKE": lambda count: OTKE(count, random_state=0),
-    "flow": METHODS["flow"],
+    **METHODS,
 }
 PASSES = 3
 COMPARED = 10  # sets whose exact distances to all others are timed
@@ -67,7 +60,7 @@ def measure(name: str, data: str | None, points: list[int], num_pairs: int) -> N
             found = np.linalg.norm(vectors[pairs[:, 0]] - vectors[pairs[:, 1]], axis=1)
             _tell(f"{name} | {count} | {label}", exact, found, f"{seconds:.2f}")
             if label == "flow":
-                points_of = embedding.inverse_transform(vectors)
+                points_of = embedding.points(sets, sample_weight=weights)
                 matched = [_exact(points_of, None, *pair) for pair in pairs]
                 _tell(f"{name} | {count} | flow, matched", exact, np.array(matched), "")
         shares = [None] * len(sets) if weights is None else [own / own.sum() for own in weights]

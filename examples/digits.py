@@ -33,7 +33,9 @@ print(f"{len(labels)} images of {min(map(len, places))} to {max(map(len, places)
 print(f"accuracy on {len(test)} other images: {100 * accuracy:.1f} %")
 
 points = vectorizer.inverse_transform(vectors)  # (1797, 8, 2)
-spread = vectors[:, 16:32].reshape(-1, 8, 2) * np.sqrt(8)  # standard deviations of what each point received
+spread = ((vectors + vectorizer.center_) / vectorizer.weights_)[:, 16:32].reshape(
+    -1, 8, 2
+)  # standard deviations of what each point received
 figure = Figure(figsize=(10, 2.6), layout="constrained")
 for column, axes in enumerate(figure.subplots(2, 10).T):
     number = int(np.argmax(labels == column))

@@ -14,8 +14,8 @@ import sklearn
 import torch
 from scipy.spatial.distance import cdist, pdist
 from sklearn.base import clone
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_validate
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -25,9 +25,10 @@ from torch_geometric.data import Batch, Data
 
 from flowpool.sklearn import FlowVectorizer, Propagate, WassersteinKernel, wasserstein_distances
 from flowpool.sklearn.sets import read_sets
+from flowpool.sklearn.slices import random_directions, shares_on_lines
 from flowpool.sklearn.vectorizer import NUM_SLICES
 
-WAYS = ["both", "step", "free", "flow", "sliced"]
+WAYS = ["step", "both"]
 
 
 def draw(
@@ -74,7 +75,7 @@ class OnALine(FlowVectorizer):
         return tags
 
 
-@parametrize_with_checks([OnALine(2, by=by, random_state=0) for by in ("both", "step", "free", "sliced")])
+@parametrize_with_checks([OnALine(2, by=by, random_state=0) for by in WAYS])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -85,8 +86,8 @@ def test_scikit_learns_own_checks(estimator, check):
 def test_one_point_receives_everything():
     sets = draw()
     vectors = FlowVectorizer(1, by="step", size=None).fit_transform(sets)
-    expected = [np.concatenate([members.mean(0), members.std(0)]) for members in sets]
-    np.testing.assert_allclose(vectors, expected, atol=1e-10)
+    expected = np.stack([np.concatenate([members.mean(0), members.std(0)]) for members in sets])
+    np.testing.assert_allclose(vectors, expected - expected.mean(0), atol=1e-10)
 
 
 def test_distances_of_moved_and_stretched_copies_are_exact():
@@ -102,56 +103,46 @@ def test_distances_of_moved_and_stretched_copies_are_exact():
 def test_points_of_a_small_epsilon_are_the_barycentres_of_exact_transport():
     sets = draw(smallest=24)
     reference = np.random.default_rng(5).normal(size=(4, 3))
-    vectorizer = FlowVectorizer(4, by="step", reference=reference, epsilon=1e-4, size=None, spread=False)
-    vectors = vectorizer.fit_transform(sets)
-    for members, vector in zip(sets, vectors, strict=True):
+    vectorizer = FlowVectorizer(4, by="step", reference=reference, epsilon=1e-4, size=None).fit(sets)
+    points = vectorizer.inverse_transform(vectorizer.transform(sets))
+    for members, found in zip(sets, points, strict=True):
         plan = ot.emd(np.full(4, 1 / 4), np.full(len(members), 1 / len(members)), ot.dist(reference, members))
-        np.testing.assert_allclose(vector.reshape(4, 3), 4 * plan @ members / 2, atol=5e-3)
+        np.testing.assert_allclose(found, 4 * plan @ members, atol=1e-2)
 
 
-def test_distances_are_close_to_exact_transport():
+@pytest.mark.parametrize(("by", "error"), [("step", 0.08), ("both", 0.08)])
+def test_distances_are_close_to_exact_transport(by, error):
     sets = draw(30, smallest=30)
     exact = wasserstein_distances(sets)[np.triu_indices(30, 1)]
-    found = {}
-    for spread in (True, False):
-        vectorizer = FlowVectorizer(8, by="step", size=None, spread=spread, random_state=0)
-        found[spread] = pdist(vectorizer.fit_transform(sets))
-    assert np.corrcoef(exact, found[True])[0, 1] > 0.99
-    assert np.mean(np.abs(found[True] / exact - 1)) < 0.08
-    # What the deviations are there for:
-    assert np.mean(np.abs(found[True] / exact - 1)) < np.mean(np.abs(found[False] / exact - 1)) / 2
+    found = pdist(FlowVectorizer(8, by=by, size=None, random_state=0).fit_transform(sets))
+    assert np.corrcoef(exact, found)[0, 1] > 0.99
+    assert np.mean(np.abs(found / exact - 1)) < error
 
 
 def test_both_is_shares_beside_slices_of_the_same_mean_square():
     sets = draw(20, smallest=30)
-    step, both = (FlowVectorizer(8, by=by, size=None, random_state=0).fit(sets) for by in ("step", "both"))
-    in_space, on_lines = np.split(both.transform(sets), [2 * 8 * 3], axis=1)
-    np.testing.assert_allclose(math.sqrt(2) * in_space, step.transform(sets))
+    step, both = (FlowVectorizer(8, by=by, size=None, random_state=0) for by in WAYS)
+    in_space, on_lines = np.split(both.fit_transform(sets), [2 * 8 * 3], axis=1)
+    np.testing.assert_allclose(math.sqrt(2) * in_space, step.fit_transform(sets), atol=1e-12)
     assert in_space.var(0).sum() == pytest.approx(on_lines.var(0).sum())
-    projected = np.sort(sets[0] @ both.directions_[:, 5])
-    lowest = np.interp(
-        np.arange(1, 801) / 800 - 1 / 1600, (np.arange(len(projected)) + 0.5) / len(projected), projected
-    )
-    slices = on_lines[0].reshape(8, NUM_SLICES) / both.balance_ * math.sqrt(2 * 8 * NUM_SLICES / 3)
-    np.testing.assert_allclose(slices[:, 5], lowest.reshape(8, 100).mean(1), atol=0.15)
-    np.testing.assert_allclose(slices.mean(0), sets[0].mean(0) @ both.directions_)
+    means = shares_on_lines(read_sets(sets), both.directions_, 8).reshape(20, -1)
+    ratios = on_lines / (means - means.mean(0))
+    np.testing.assert_allclose(ratios, ratios[0, 0])
     np.testing.assert_allclose(
         both.inverse_transform(both.transform(sets)), step.inverse_transform(step.transform(sets))
     )
 
 
-def test_both_is_as_close_to_exact_transport():
-    sets = draw(30, smallest=30)
-    exact = wasserstein_distances(sets)[np.triu_indices(30, 1)]
-    found = pdist(FlowVectorizer(8, size=None, random_state=0).fit_transform(sets))
-    slices = pdist(FlowVectorizer(8, by="sliced", size=None, random_state=0).fit_transform(sets))
-    assert np.corrcoef(exact, found)[0, 1] > 0.99
-    assert np.mean(np.abs(found / exact - 1)) < 0.08 < np.mean(np.abs(slices / exact - 1))
+def test_slices_bound_the_distance_from_below():
+    sets = draw(12, smallest=30)
+    exact = wasserstein_distances(sets)[np.triu_indices(12, 1)]
+    means = shares_on_lines(read_sets(sets), random_directions(3, 63, np.random.RandomState(0)), 8)  # whole bases
+    assert (pdist(means.reshape(12, -1)) * math.sqrt(3 / (63 * 8)) < exact).all()
 
 
 @pytest.mark.parametrize("dim", [1, 3, 8, 70])
 def test_directions_are_orthonormal_bases(dim):
-    directions = FlowVectorizer(2, by="sliced", random_state=0).fit([np.eye(dim)]).directions_
+    directions = random_directions(dim, NUM_SLICES, np.random.RandomState(0))
     assert directions.shape == (dim, NUM_SLICES)
     for first in range(0, NUM_SLICES, dim):
         basis = directions[:, first : first + dim]
@@ -161,48 +152,44 @@ def test_directions_are_orthonormal_bases(dim):
 
 
 @pytest.mark.parametrize("sets", [[np.eye(3)], [draw(1)[0], draw(1)[0] * (1 + 1e-14)], [np.ones((4, 2))] * 3])
-def test_sets_that_do_not_differ_leave_slices_as_they_are(sets):
-    vectorizer = FlowVectorizer(2).fit(sets)
-    assert vectorizer.balance_ == 1
-    assert np.isfinite(vectorizer.transform(sets)).all()
+def test_sets_that_do_not_differ_are_zero(sets):
+    assert not FlowVectorizer(2).fit_transform(sets).any()
 
 
 def test_slices_on_a_line_are_exact_transport():
     # In one dimension every direction is the line itself, and sets of M members are their own quantiles.
     sets = [np.sort(members[:6, :1], axis=0) for members in draw()]
-    vectors = FlowVectorizer(6, by="sliced", size=None).fit_transform(sets)
+    vectors = shares_on_lines(read_sets(sets), np.ones((1, 1)), 6).reshape(len(sets), -1) / math.sqrt(6)
     np.testing.assert_allclose(cdist(vectors, vectors), wasserstein_distances(sets), atol=1e-9)
 
 
-def test_shares_of_slices_have_the_moments_of_their_parts():
-    members = np.arange(12.0)[::-1, None]
-    vectors = FlowVectorizer(3, by="sliced", size=None).fit_transform([members, members + 5])
-    unit = math.sqrt(1 / (NUM_SLICES * 3))
-    points, deviations = vectors.reshape(2, 2, 3, NUM_SLICES).transpose(1, 0, 2, 3) / unit
-    np.testing.assert_allclose(np.sort(np.abs(points[0, :, 0])), [1.5, 5.5, 9.5])
-    np.testing.assert_allclose(deviations, np.arange(4.0).std())
+def test_shares_on_lines_are_the_means_of_parts():
+    members = np.random.default_rng(0).permutation(12)[:, None] + 0.0
+    means = shares_on_lines(read_sets([members, members[:4]]), np.array([[1.0, -1.0]]), 3)
+    np.testing.assert_allclose(means[0].T, [[1.5, 5.5, 9.5], [-9.5, -5.5, -1.5]])
+    cut = np.sort(np.repeat(members[:4], 3)).reshape(3, 4).mean(1)  # shares end inside of members
+    np.testing.assert_allclose(means[1, :, 0], cut)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 40])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_company_changes_no_bit_of_a_slice(dim, weighted):
+    random = np.random.default_rng(dim)
+    members = [random.normal(size=(size, dim)) for size in random.integers(1, 300, 60)]
+    sets = read_sets(members, [random.uniform(size=len(own)) for own in members] if weighted else None)
+    directions = random.normal(size=(dim, 64))
+    together = shares_on_lines(sets, directions, 8)
+    for number in range(60):
+        np.testing.assert_array_equal(
+            shares_on_lines(sets.part(number, number + 1), directions, 8)[0], together[number]
+        )
 
 
 def test_slices_do_not_feel_an_offset():
     sets = draw()
-    vectorizer = FlowVectorizer(4, by="sliced", size=None, random_state=0).fit(sets)
-    near, far = (
-        vectorizer.transform([members + offset for members in sets])[:, 4 * NUM_SLICES :] for offset in (0, 1e7)
-    )
-    np.testing.assert_allclose(far, near, atol=1e-7)
-
-
-def test_free_points_count_what_is_near_them():
-    reference = np.array([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0]])
-    sets = [np.array([[1.0, 0], [-1, 0], [0, 1], [101, 5]]), np.array([[99.0, 0], [101, 0]])]
-    vectorizer = FlowVectorizer(3, by="free", reference=reference, epsilon=1e-3, size=None).fit(sets)
-    points, masses = vectorizer.inverse_transform(vectorizer.transform(sets), return_masses=True)
-    np.testing.assert_allclose(masses, [[0.75, 0.25, 0], [0, 1, 0]], atol=1e-12)
-    np.testing.assert_allclose(points[0, :2], [[0, 1 / 3], [101, 5]], atol=1e-9)
-    np.testing.assert_allclose(points[1], [[0, 0], [100, 0], [0, 100]], atol=1e-9)  # nothing came: where the point is
-    names = vectorizer.get_feature_names_out().tolist()
-    vector = dict(zip(names, vectorizer.transform(sets)[1], strict=True))
-    assert vector["deviation1_x0"] == pytest.approx(1.0)
+    vectorizer = FlowVectorizer(4, by="both", size=None, random_state=0)
+    near, far = (vectorizer.fit_transform([members + offset for members in sets]) for offset in (0, 1e7))
+    np.testing.assert_allclose(far, near, atol=1e-6)
 
 
 @pytest.mark.parametrize("by", WAYS)
@@ -228,33 +215,41 @@ def test_weights_are_repetitions_in_what_is_fitted():
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("size", "last"), [("log", np.log), ("append", float)])
-def test_the_size_is_the_last_column(size, last):
+@pytest.mark.parametrize("by", WAYS)
+@pytest.mark.parametrize("size", ["log", "sums"])
+def test_sizes_come_last_and_are_a_tenth_of_the_mean_square(by, size):
     sets = draw()
-    vectorizer = FlowVectorizer(2, size=size).fit(sets)
-    assert vectorizer.transform(sets)[:, -1].tolist() == pytest.approx([last(len(members)) for members in sets])
-    doubled = [np.full(len(members), 2.0) for members in sets]
-    assert vectorizer.transform(sets, doubled)[0, -1] == pytest.approx(last(2 * len(sets[0])))
+    vectorizer = FlowVectorizer(2, by=by, size=size, random_state=0)
+    vectors = vectorizer.fit_transform(sets)
+    sizes = np.array([len(members) for members in sets])
+    columns = (
+        np.log(sizes)[:, None] if size == "log" else np.column_stack([sizes, [members.sum(0) for members in sets]])
+    )
+    width = columns.shape[1]
+    found = (vectors[:, -width:] + vectorizer.center_[-width:]) / vectorizer.weights_[-width:]
+    np.testing.assert_allclose(found, columns)
+    assert vectors[:, -width:].var(0).sum() == pytest.approx(vectors[:, :-width].var(0).sum() / 10)
+    doubled = vectorizer.transform(sets, [np.full(len(members), 2.0) for members in sets])
+    found = (doubled[:, -width:] + vectorizer.center_[-width:]) / vectorizer.weights_[-width:]
+    np.testing.assert_allclose(found, columns + math.log(2) if size == "log" else 2 * columns)
 
 
-@pytest.mark.parametrize("by", ["both", "step", "free", "flow"])
+@pytest.mark.parametrize("by", ["both", "step"])
 @pytest.mark.parametrize("standardize", [False, True])
 def test_the_mean_survives_the_way_there_and_back(by, standardize):
     sets = [members * [1, 10, 100] + [0, 0, 1000] for members in draw()]
     vectorizer = FlowVectorizer(4, by=by, standardize=standardize, random_state=0).fit(sets)
-    points, masses = vectorizer.inverse_transform(vectorizer.transform(sets), return_masses=True)
-    means = (masses[:, :, None] * points).sum(1)
+    means = vectorizer.inverse_transform(vectorizer.transform(sets)).mean(1)
     np.testing.assert_allclose(means, [members.mean(0) for members in sets], atol=2e-2)
 
 
-@pytest.mark.parametrize("by", ["step", "flow"])
-def test_fitting_in_parts_is_fitting_at_once_without_copying_the_members(by, monkeypatch):
+def test_fitting_in_parts_is_fitting_at_once_without_copying_the_members(monkeypatch):
     random = np.random.default_rng(0)
     stacked = random.normal(size=(40_000, 32), loc=2).astype(np.float32)
     offsets = np.sort(random.choice(np.arange(1, 40_000), 399, replace=False))
     offsets = np.concatenate([[0], offsets, [40_000]])
     given = stacked[:8].astype(np.float64)
-    make = FlowVectorizer(8, by=by, reference=given, standardize=True)
+    make = FlowVectorizer(8, by="step", reference=given, standardize=True)
     whole = clone(make).fit(stacked, offsets=offsets)
     monkeypatch.setattr("flowpool.sklearn.vectorizer._ENTRIES_AT_ONCE", 2**15)
     tracemalloc.start()
@@ -283,15 +278,16 @@ def test_fewer_distinct_members_than_points_give_fewer_points():
     sets = [np.eye(3)[[0, 0, 1, 2]], np.eye(3)[[1, 2]]]
     vectorizer = FlowVectorizer(8, size=None).fit(sets)
     assert vectorizer.reference_.shape == (3, 3)
-    assert vectorizer.transform(sets).shape == (2, 2 * 3 * 3 + 8 * NUM_SLICES)
+    assert vectorizer.transform(sets).shape == (2, 2 * 3 * 3)
     points = vectorizer.inverse_transform(vectorizer.transform(sets))
     np.testing.assert_allclose(points.mean(1), [members.mean(0) for members in sets], atol=2e-2)
 
 
 def test_sets_that_are_all_one_point_are_that_point():
     sets = [np.full((4, 2), 3.0), np.full((2, 2), 3.0)]
-    vectors = FlowVectorizer(4, by="step", size=None).fit_transform(sets)
-    np.testing.assert_allclose(vectors, [[3, 3, 0, 0]] * 2, atol=1e-12)
+    vectorizer = FlowVectorizer(4, by="step", size=None).fit(sets)
+    assert not vectorizer.transform(sets).any()
+    np.testing.assert_allclose(vectorizer.inverse_transform(np.zeros((1, 4))), [[[3, 3]]], atol=1e-12)
 
 
 @pytest.mark.parametrize("by", WAYS)
@@ -304,7 +300,7 @@ def test_vectors_commute_with_scaling(by, size):
     np.testing.assert_allclose(scaled, vectors * size, rtol=1e-5, atol=1e-5 * size)
 
 
-@pytest.mark.parametrize("by", ["both", "free"])
+@pytest.mark.parametrize("by", ["both", "step"])
 def test_sets_of_one_member_have_no_scale_but_that_between_them(by):
     sets = [members[:1] / 3 for members in draw(6)]
     vectorizer = FlowVectorizer(4, by=by, size=None, random_state=0)
@@ -315,6 +311,48 @@ def test_sets_of_one_member_have_no_scale_but_that_between_them(by):
     twins = vectorizer.fit_transform([np.repeat(place, 7, axis=0) for place in sets])
     assert vectorizer.variance_ == 0
     np.testing.assert_allclose(twins, vectors, rtol=1e-6, atol=1e-9)
+
+
+# What may be done with the vectors
+
+
+def label_sets(count: int = 40) -> list[np.ndarray]:
+    """Sets of one-hot labels, the last of which are rare."""
+    random = np.random.default_rng(0)
+    shares = np.array([0.5, 0.3, 0.15, 0.04, 0.01])
+    return [np.eye(5)[random.choice(5, size, p=shares)] for size in random.integers(10, 40, count)]
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_columns_that_hardly_vary_are_zero_and_scaling_blows_nothing_up(by):
+    sets = label_sets()
+    vectorizer = FlowVectorizer(5, by=by, random_state=0)
+    vectors = vectorizer.fit_transform(sets)
+    deviations = vectors.std(0)
+    assert (deviations == 0).any()
+    assert deviations[deviations > 0].min() > 1e-4 * deviations.max()
+    counts = np.array([members.sum(0) for members in sets])
+    for steps in ((), (StandardScaler(),)):
+        model = make_pipeline(FlowVectorizer(5, by=by, random_state=0), *steps, RidgeCV(np.logspace(-4, 4, 9)))
+        target = counts @ [1.0, -1, 2, 0, 0] / counts.sum(1)
+        assert cross_val_score(model, sets, target, cv=5).mean() > 0.9
+
+
+def test_a_set_outside_of_the_training_sets_shows_in_a_column_that_was_constant():
+    sets = [np.column_stack([members, np.full(len(members), 7.0)]) for members in draw()]
+    vectorizer = FlowVectorizer(2, by="step", size=None, random_state=0).fit(sets)
+    names = vectorizer.get_feature_names_out().tolist()
+    column = names.index("point0_x3")
+    assert not vectorizer.transform(sets)[:, column].any()
+    moved = [members + [0, 0, 0, 1] for members in sets]
+    np.testing.assert_allclose(vectorizer.transform(moved)[:, column] * math.sqrt(2), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_a_machine_needs_no_scaler_in_any_unit(unit):
+    sets, labels = draw(60), np.arange(60) % 2
+    sets = [unit * (members * (1 + label) / 20 + 0.5) for members, label in zip(sets, labels, strict=True)]
+    assert cross_val_score(make_pipeline(FlowVectorizer(4, random_state=0), SVC()), sets, labels, cv=3).mean() > 0.8
 
 
 # Forms of the input
@@ -422,6 +460,15 @@ def test_bad_sets_are_named(sets, message):
         FlowVectorizer(2).fit(sets)
 
 
+BAD += [
+    ([np.ones((3, 2)), np.ma.masked_less(np.eye(3)[:, :2], 0.5)], "has 4 masked values"),
+    (
+        [np.eye(3), np.full((3, 3), 1e160)],
+        r"3 members of the sets hold .*values beyond 1e\+150 \(first: set 1, member 0\)",
+    ),
+]
+
+
 BAD_WEIGHTS = [
     ([np.ones(3)], "1 entries for 2 sets"),
     ([np.ones(3), np.ones(3)], r"set 1 has shape \(3,\); the set has 4 members"),
@@ -440,7 +487,9 @@ def test_bad_weights_are_named(weights, message):
 
 BAD_PLACES = [
     ({"groups": [0, 1]}, r"groups has shape \(2,\) for 4 rows"),
-    ({"groups": [0, math.nan, 1, math.nan]}, r"NaN for 2 rows \(first: row 1\)"),
+    ({"groups": [0, math.nan, 1, math.nan]}, r"missing for 2 rows \(first: row 1\)"),
+    ({"groups": np.array([0, None, 1, 1], object)}, r"missing for 1 rows \(first: row 1\)"),
+    ({"groups": np.array([0, "a", 1, 1], object)}, r"groups cannot be sorted \(.*\); number the sets"),
     ({"offsets": [0, 3]}, "from 0 to 3; they must rise from 0 to the number of rows, 4"),
     ({"offsets": [0, 3, 2, 4]}, "must rise"),
     ({"offsets": [0, 2, 2, 4]}, r"1 sets are empty \(first: set 1\)"),
@@ -455,6 +504,12 @@ def test_bad_groups_and_offsets_are_named(places, message):
         FlowVectorizer(2).fit(np.eye(4), **places)
 
 
+def test_missing_groups_of_pandas_are_named():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match=r"missing for 1 rows \(first: row 2\)"):
+        FlowVectorizer(2).fit(np.eye(4), groups=pandas.Series([0, 0, pandas.NA, 1], dtype="Int64"))
+
+
 def test_no_rows_are_no_sets():
     with pytest.raises(ValueError, match="There are no sets"):
         FlowVectorizer(2).fit(np.zeros((0, 3)), groups=[])
@@ -466,12 +521,6 @@ def test_wrong_widths_and_contradictions_are_refused():
         FlowVectorizer(2).fit(sets).transform([np.zeros((4, 2))])
     with pytest.raises(ValueError, match=r"reference has shape \(4, 3\); expected \(8, 3\)"):
         FlowVectorizer(8, reference=np.eye(4)[:, :3]).fit(sets)
-    with pytest.raises(ValueError, match="no deviations to leave out"):
-        FlowVectorizer(by="flow", spread=False).fit(sets)
-    with pytest.raises(ValueError, match="has no reference"):
-        FlowVectorizer(by="sliced", reference=np.eye(8)[:, :3]).fit(sets)
-    with pytest.raises(AttributeError, match="inverse_transform"):
-        FlowVectorizer(by="sliced").inverse_transform(np.zeros((1, 1)))
     with pytest.raises(ValueError, match="X has 5 columns; vectors of this estimator have 13"):
         FlowVectorizer(2, by="step").fit(sets).inverse_transform(np.zeros((1, 5)))
     with pytest.raises(ValueError, match="'by' parameter"):
@@ -498,7 +547,8 @@ def test_columns_are_where_their_names_say():
     vectorizer = FlowVectorizer(3, by="step", random_state=0).fit(sets)
     vectors, names = vectorizer.transform(sets), vectorizer.get_feature_names_out().tolist()
     points = vectorizer.inverse_transform(vectors)
-    np.testing.assert_allclose(vectors[:, names.index("point2_x1")] * math.sqrt(3), points[:, 2, 1])
+    place = names.index("point2_x1")
+    np.testing.assert_allclose((vectors + vectorizer.center_)[:, place] * math.sqrt(3), points[:, 2, 1])
 
 
 def test_half_precision_is_read_as_single():
@@ -564,6 +614,33 @@ def test_grid_search_hands_weights_to_the_sets_they_belong_to():
     assert expected.variance_ != pytest.approx(FlowVectorizer(2).fit(sets).variance_)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "change", "message"),
+    [
+        (FlowVectorizer(2), {"by": "both"}, "by was 'step' in the last fit and is 'both' now; fit again"),
+        (FlowVectorizer(2), {"num_points": 3}, "num_points was 2 in the last fit and is 3 now"),
+        (FlowVectorizer(2, reference=np.eye(3)[:2]), {"reference": np.ones((2, 3))}, "reference was"),
+        (WassersteinKernel(1.0), {"gamma": 2.0}, "gamma was 1.0 in the last fit and is 2.0 now"),
+    ],
+)
+def test_parameters_that_changed_after_a_fit_are_named(estimator, change, message):
+    sets = draw(4)
+    estimator = clone(estimator).fit(sets)
+    before = estimator.transform(sets)
+    with pytest.raises(ValueError, match=message):
+        estimator.set_params(**change).transform(sets)
+    assert estimator.fit(sets).transform(sets).shape[0] == len(before)
+
+
+def test_threads_and_a_bar_change_nothing(capsys):
+    sets = draw(30)
+    expected = FlowVectorizer(3, random_state=0).fit_transform(sets)
+    vectorizer = FlowVectorizer(3, random_state=0, n_jobs=2, verbose=True).fit(sets)
+    np.testing.assert_array_equal(vectorizer.set_params(n_jobs=-1).transform(sets), expected)
+    printed = capsys.readouterr()
+    assert "Sets" in printed.err and printed.out == ""
+
+
 def test_only_training_sets_are_looked_at():
     sets = draw()
     vectorizer = FlowVectorizer(3, random_state=0, standardize=True).fit(sets)
@@ -612,6 +689,23 @@ def test_degrees_stand_for_missing_features():
     degrees = np.array([1.0, 2, 1, 0])
     for column, values in zip(found.T, (degrees, np.log1p(degrees)), strict=True):
         np.testing.assert_allclose(column, (values - values.mean()) / values.std())
+
+
+@pytest.mark.parametrize(
+    ("x", "names"),
+    [
+        (np.eye(4)[:, :2] / 3, ["x0", "x1", "x0_round1", "x1_round1"]),
+        (np.array([3, 7, 3, 3]), ["x0_3", "x0_7", "x0_3_round1", "x0_7_round1"]),
+        (None, ["degree", "log_degree", "degree_round1", "log_degree_round1"]),
+    ],
+)
+def test_features_of_propagation_have_names(x, names):
+    edges = np.concatenate([PATH, [[3], [2]]], axis=1)
+    propagate = Propagate(1).fit([(x, edges)])
+    assert propagate.get_feature_names_out().tolist() == names
+    assert propagate.transform([(x, edges)])[0].shape[1] == len(names)
+    pipeline = make_pipeline(Propagate(1), FlowVectorizer(2)).fit([(x, edges)] * 3)
+    assert pipeline.get_feature_names_out()[0] == f"point0_{names[0]}"
 
 
 def test_graphs_of_different_sizes_do_not_touch():

@@ -22,7 +22,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
 
 from flowpool.lab.datasets import GraphDataset
-from flowpool.lab.frozen.embeddings import WEGL
+from flowpool.lab.frozen.embeddings import WEGL, Flow
 from flowpool.lab.frozen.methods import weights_of
 from flowpool.lab.leakproof import subset
 from flowpool.lab.paper import style
@@ -129,9 +129,8 @@ def kernel_accuracy(distances: Floats, labels: NDArray[np.int64], seed: int) -> 
 
 
 def _flow(sets: Sets, num_points: int, seed: int) -> Floats:
-    vectorizer = FlowVectorizer(num_points, by="flow", size=None, random_state=seed)
-    vectors = vectorizer.fit_transform(sets.arrays(), sample_weight=_weights(sets))
-    return _distances(vectorizer.inverse_transform(vectors))
+    flow = Flow(num_points, random_state=seed).fit(sets.arrays(), sample_weight=_weights(sets))
+    return _distances(flow.points(sets.arrays(), _weights(sets)))
 
 
 def _step(sets: Sets, num_points: int, seed: int) -> Floats:

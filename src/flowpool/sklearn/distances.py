@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils._tags import Tags
-from sklearn.utils.validation import check_is_fitted
 
 from flowpool.core.constants import PIVOTS
-from flowpool.sklearn.sets import Sets, read_sets
+from flowpool.sklearn.fitted import Fitted
+from flowpool.sklearn.sets import Sets, read_sets, shown
 
 _ENTRIES_AT_ONCE = 2**22  # numbers per temporary array: 32 MB
 
@@ -48,7 +48,7 @@ def wasserstein_distances(
     if first.members.shape[1] != second.members.shape[1]:
         raise ValueError(f"The clouds have {first.members.shape[1]} and {second.members.shape[1]} features.")
     squares = np.zeros((len(first), len(second)))
-    for row, cloud in enumerate(_shown(list(first.parts(1)), verbose)):
+    for row, cloud in enumerate(shown(first.parts(1), len(first), "Wasserstein distances", verbose)):
         start = row + 1 if clouds_b is None else 0
         if start < len(second):
             squares[row, start:] = _squares(cloud, second.part(start, len(second)))
@@ -58,7 +58,7 @@ def wasserstein_distances(
     return distances
 
 
-class WassersteinKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class WassersteinKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fitted):
     r"""Kernel values between clouds, for estimators with ``kernel="precomputed"``.
 
     .. math:: k(X, Y) = \exp(-\gamma \, W_2(X, Y))
@@ -101,7 +101,7 @@ class WassersteinKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def transform(self, X: Any, sample_weight: Any = None) -> NDArray[np.float64]:
         """``(B, num_training_clouds)``."""
-        check_is_fitted(self)
+        self._check_fitted()
         distances = wasserstein_distances(
             X, self.clouds_, masses_a=sample_weight, masses_b=self._masses, verbose=self.verbose
         )
@@ -132,6 +132,7 @@ class WassersteinKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             self.gamma_ = 1 / median if median > 0 else 1.0
         else:
             self.gamma_ = float(self.gamma)
+        self._note_parameters()
         return self
 
 
@@ -163,12 +164,3 @@ def _transport_cost(costs: NDArray[np.float64], masses_a: NDArray[np.float64], m
         raise ImportError("Clouds of different sizes or masses need POT: pip install 'flowpool[sklearn]'.") from error
     unit = float(costs.max()) or 1.0  # POT takes what is below some absolute size for nothing
     return unit * float(ot.emd2(masses_a, masses_b, np.ascontiguousarray(costs / unit), numItermax=PIVOTS))
-
-
-def _shown(clouds: list[Sets], verbose: bool) -> Any:
-    if not verbose:
-        return clouds
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(clouds, "Wasserstein distances", console=Console(stderr=True))

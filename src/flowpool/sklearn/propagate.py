@@ -7,12 +7,12 @@ from numbers import Integral
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval
 from sklearn.utils._tags import Tags
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
 from flowpool.sklearn.sets import Floats, Sets, as_array, as_list, read_sets
 
@@ -63,6 +63,18 @@ class Propagate(TransformerMixin, BaseEstimator):
         graphs = _read_graphs(X)
         self._fit(graphs)
         return self._transform(graphs)
+
+    def get_feature_names_out(self, input_features: ArrayLike | None = None) -> NDArray[np.object_]:
+        """Names of the features of its sets: ``x0``, ``x0_7`` for the label 7, ``degree``, and ``x0_round1``."""
+        check_is_fitted(self)
+        names = ["degree", "log_degree"]
+        if self.n_features_in_:
+            names = list(_check_feature_names_in(self, input_features))
+        if self.categories_ is not None:
+            known = zip(names, self.categories_, strict=True)
+            names = [f"{name}_{value:g}" for name, values in known for value in values]
+        rounds = ["", *(f"_round{number}" for number in range(1, self.rounds + 1))]
+        return np.asarray([name + suffix for suffix in rounds for name in names], dtype=object)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Changes nothing, since sets are no table; for pipelines that set the output of all their steps."""

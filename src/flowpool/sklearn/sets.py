@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.utils._missing import is_pandas_na
 
 Floats = NDArray[np.floating]
 Integers = NDArray[np.int64]
 
 _STACKED = "Pass a list of (N_i, D) arrays, or one stacked (N, D) array with groups= or offsets=."
+_LARGEST = np.float64(1e150)  # squares of distances are numbers
 _NO_SETS = "There are no sets; pass at least one."
 
 
@@ -94,7 +96,7 @@ def read_sets(
     if groups is not None and offsets is not None:
         raise ValueError("Both groups and offsets are given; pass the one that you have.")
     if groups is not None:
-        return _grouped(sets, sample_weight, np.asarray(groups))
+        return _grouped(sets, sample_weight, as_array(groups))
     if offsets is not None:
         stacked = _stacked(sets)
         ptr = _checked_offsets(np.asarray(offsets), len(stacked))
@@ -116,6 +118,10 @@ def as_array(value: Any) -> NDArray[Any]:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if value.is_floating_point() and value.itemsize < 4 else value  # NumPy has no bfloat16
+    if np.ma.is_masked(value):
+        raise ValueError(
+            f"An array has {np.ma.count_masked(value)} masked values. Impute or leave out what is missing."
+        )
     return np.asarray(value)
 
 
@@ -132,13 +138,20 @@ def _grouped(sets: Any, sample_weight: Any, groups: NDArray[Any]) -> Sets:
     stacked = _stacked(sets)
     if groups.shape != (len(stacked),):
         raise ValueError(f"groups has shape {groups.shape} for {len(stacked)} rows; pass the set of each row.")
-    if (missing := groups != groups).any():  # noqa: PLR0124 - NaN, in an array of any kind
+    if groups.dtype != object:
+        missing = groups != groups  # noqa: PLR0124 - NaN, in numbers of any kind
+    else:
+        missing = np.array([value is None or is_pandas_na(value) or value != value for value in groups])  # noqa: PLR0124
+    if missing.any():
         raise ValueError(
-            f"groups is NaN for {int(missing.sum())} rows (first: row {int(np.argmax(missing))}). Say which set they "
+            f"groups is missing for {int(missing.sum())} rows (first: row {int(np.argmax(missing))}). Say which set they "
             "belong to, or leave them out."
         )
     weights = _flat_weights(sample_weight, len(stacked))
-    _, numbers = np.unique(groups, return_inverse=True)
+    try:
+        _, numbers = np.unique(groups, return_inverse=True)
+    except TypeError as error:
+        raise ValueError(f"groups cannot be sorted ({error}); number the sets.") from None
     ptr = np.concatenate([[0], np.cumsum(np.bincount(numbers))]).astype(np.int64)
     if (np.diff(numbers) < 0).any():
         order = np.argsort(numbers, kind="stable")
@@ -233,9 +246,10 @@ def _checked(sets: Sets) -> Sets:
         )
     if sets.members.shape[1] == 0:
         raise ValueError(f"The sets have 0 feature(s) (shape={sets.members.shape}) while a minimum of 1 is required.")
-    finite = np.isfinite(sets.members).all(axis=1)
-    if not finite.all():
-        _fail(sets, ~finite, "hold NaN or infinity", "Impute or leave out what is missing")
+    # Bounds need no memory, and are NaN if a member is.
+    if not (sets.members.min() >= -_LARGEST and sets.members.max() <= _LARGEST):
+        unusable = ~(np.abs(sets.members) <= _LARGEST).all(axis=1)
+        _fail(sets, unusable, f"hold NaN, infinity or values beyond {_LARGEST:g}", "Impute, leave out or scale them")
     if sets.weights is not None:
         if not (valid := np.isfinite(sets.weights) & (sets.weights >= 0)).all():
             _fail(sets, ~valid, "have weights that are negative, NaN or infinity", "Weights are masses, zero or above")
@@ -255,3 +269,13 @@ def _fail(sets: Sets, bad: Any, what: str, advice: str) -> None:
     raise ValueError(
         f"{int(bad.sum())} members of the sets {what} (first: set {number}, member {first - sets.ptr[number]}). {advice}."
     )
+
+
+def shown(items: Iterable[Any], count: int, what: str, verbose: bool) -> Iterable[Any]:
+    """The items, and on stderr how many of them are done, if asked for."""
+    if not verbose:
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, what, total=count, console=Console(stderr=True))

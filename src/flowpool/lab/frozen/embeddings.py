@@ -14,8 +14,10 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.metrics.pairwise import rbf_kernel
 
 from flowpool.lab.pools.otke import JITTER
-from flowpool.sklearn import FlowVectorizer
+from flowpool.pooling import flow_pool
 from flowpool.sklearn.sets import Sets, read_sets
+from flowpool.sklearn.slices import random_directions, shares_on_lines
+from flowpool.sklearn.vectorizer import NUM_SLICES, centres_of
 from flowpool.step.pool import transport_pool
 
 Floats = NDArray[np.float64]
@@ -63,9 +65,7 @@ class Sorted(TransformerMixin, BaseEstimator):
 
 
 def _centres(num_points: int, random_state: int | None, sets: Any, sample_weight: Any) -> Floats:
-    vectorizer = FlowVectorizer(num_points, by="step", random_state=random_state).fit(sets, sample_weight=sample_weight)
-    centres: Floats = vectorizer.reference_
-    return centres
+    return centres_of(read_sets(sets, sample_weight), num_points, np.random.RandomState(random_state))
 
 
 class _Referenced(TransformerMixin, BaseEstimator):
@@ -93,6 +93,59 @@ class WEGL(_Referenced):
         shares = np.full(len(self.reference_), 1 / len(self.reference_))
         plan: Floats = ot.emd(shares, one.masses, ot.dist(self.reference_, members))  # (M, N)
         return len(shares) * plan @ members
+
+
+class Flow(_Referenced):
+    """The M points of the whole flow, from the centres in units of each set's own scale around its mean."""
+
+    EPSILON = 0.03  # of the variance inside each set
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        super().fit(X, sample_weight=sample_weight)
+        sets = read_sets(X, sample_weight)
+        masses = sets.masses / len(sets)
+        mean = masses @ sets.members
+        scale = math.sqrt(float(masses @ ((sets.members - mean) ** 2).sum(1))) or 1.0
+        self.reference_ = (self.reference_ - mean) / scale
+        return self
+
+    def points(self, X: Any, sample_weight: Any = None) -> Floats:
+        """``(B, M, D)``."""
+        sets = read_sets(X, sample_weight)
+        pooled = flow_pool(
+            torch.from_numpy(sets.members.astype(np.float64)),
+            ptr=torch.from_numpy(sets.ptr),
+            reference=torch.from_numpy(self.reference_),
+            epsilon=self.EPSILON,
+            masses=None if sets.weights is None else torch.from_numpy(sets.weights),
+            gradient="none",
+            on_failure="ignore",
+        )
+        points: Floats = pooled.points.numpy()
+        return points
+
+    def transform(self, X: Any, sample_weight: Any = None) -> Floats:
+        points = self.points(X, sample_weight)
+        return points.reshape(len(points), -1) / math.sqrt(points.shape[1])
+
+
+class Slices(TransformerMixin, BaseEstimator):
+    """The quantiles of projections to random directions: the half of ``FlowVectorizer(by="both")`` without a reference."""
+
+    def __init__(self, num_points: int = 8, random_state: int | None = None) -> None:
+        self.num_points = num_points
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        random = np.random.RandomState(self.random_state)
+        self.directions_ = random_directions(read_sets(X).members.shape[1], NUM_SLICES, random)
+        return self
+
+    def transform(self, X: Any, sample_weight: Any = None) -> Floats:
+        sets = read_sets(X, sample_weight)
+        shares = shares_on_lines(sets.with_members(sets.members.astype(np.float64)), self.directions_, self.num_points)
+        unit = math.sqrt(len(self.directions_) / (NUM_SLICES * self.num_points))
+        return unit * shares.reshape(len(sets), -1)
 
 
 class FSW(TransformerMixin, BaseEstimator):

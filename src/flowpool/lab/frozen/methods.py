@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import one_hot
 
 from flowpool.lab.datasets import GraphDataset
-from flowpool.lab.frozen.embeddings import FSW, OTKE, WEGL, Moments, Sorted
+from flowpool.lab.frozen.embeddings import FSW, OTKE, WEGL, Flow, Moments, Slices, Sorted
 from flowpool.sklearn import FlowVectorizer, Propagate, wasserstein_distances
 
 Floats = NDArray[np.float64]
@@ -108,13 +108,13 @@ class _Wasserstein:
 
     width = 0
 
-    def __init__(self, graphs: GraphDataset, rounds: int, compressor: FlowVectorizer | None) -> None:
+    def __init__(self, graphs: GraphDataset, rounds: int, compressor: Flow | None) -> None:
         self._sets = _Sets(graphs, rounds)
         self._compressor = compressor
         if compressor is not None:
             sets, weights = self._sets(graphs)
             compressor.fit(sets, sample_weight=weights)
-            self.width = len(compressor.reference_) * compressor.n_features_in_
+            self.width = compressor.reference_.size
         self._train = self._clouds(graphs)
         self._graphs = graphs
 
@@ -128,8 +128,7 @@ class _Wasserstein:
         sets, weights = self._sets(graphs)
         if self._compressor is None:
             return sets, weights
-        vectors = self._compressor.transform(sets, sample_weight=weights)
-        return self._compressor.inverse_transform(vectors), None
+        return self._compressor.points(sets, sample_weight=weights), None
 
 
 class _WeisfeilerLehman:
@@ -187,7 +186,7 @@ def _exact(graphs: GraphDataset, rounds: int, num_points: int, seed: int) -> Fit
 
 
 def _compressed(graphs: GraphDataset, rounds: int, num_points: int, seed: int) -> Fitted:
-    return _Wasserstein(graphs, rounds, _flow_vectorizer(num_points, seed, by="flow"))
+    return _Wasserstein(graphs, rounds, Flow(num_points, seed))
 
 
 def _weisfeiler_lehman(graphs: GraphDataset, rounds: int, num_points: int, seed: int) -> Fitted:
@@ -200,8 +199,7 @@ _FSW_WIDTH = 512  # that of the slices
 METHODS: dict[str, Method] = {
     "flow-vectorizer": _vectors(_flow_vectorizer),
     "flow-step": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="step")),
-    "flow-free": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="free")),
-    "flow": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="flow")),
+    "flow": _vectors(Flow),
     "mean": _vectors(lambda num_points, seed: Moments("mean")),
     "sum": _vectors(lambda num_points, seed: Moments("sum")),
     "mean-deviations": _vectors(lambda num_points, seed: Moments("deviations")),
@@ -211,7 +209,7 @@ METHODS: dict[str, Method] = {
     "lot": _vectors(lambda num_points, seed: WEGL(_LOT_POINTS, seed)),
     "fsw": _vectors(lambda num_points, seed: FSW(_FSW_WIDTH, seed)),
     "otke": _vectors(OTKE),
-    "slices": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="sliced", spread=False)),
+    "slices": _vectors(Slices),
     "wasserstein": _exact,
     "wasserstein-flow": _compressed,
     "wl": _weisfeiler_lehman,

@@ -27,7 +27,7 @@ from flowpool.sklearn import FlowVectorizer, Propagate, wasserstein_distances
 
 METHODS: dict[str, Callable[[int], Any]] = {
     "step": lambda count: FlowVectorizer(count, size=None, random_state=0),
-    "both": lambda count: FlowVectorizer(count, by="both", size=None, random_state=0),
+    "free": lambda count: FlowVectorizer(count, by="free", size=None, random_state=0),
     "slices": lambda count: Slices(count, random_state=0),
     "WEGL": lambda count: WEGL(count, random_state=0),
     "mean and deviations": lambda count: Moments("deviations"),

@@ -22,7 +22,7 @@ places = [np.argwhere(image)[:, ::-1] * [1.0, -1.0] for image in ink]  # inked p
 weights = [image[image > 0] for image in ink]  # their ink, (N,)
 
 train, test = train_test_split(np.arange(len(labels)), test_size=0.3, stratify=labels, random_state=0)
-vectorizer = FlowVectorizer(8, by="step", random_state=0)
+vectorizer = FlowVectorizer(8, random_state=0)
 vectorizer.fit([places[i] for i in train], sample_weight=[weights[i] for i in train])
 vectors = vectorizer.transform(places, sample_weight=weights)  # (1797, 33)
 
@@ -32,10 +32,7 @@ accuracy = classifier.score(scaler.transform(vectors[test]), labels[test])
 print(f"{len(labels)} images of {min(map(len, places))} to {max(map(len, places))} pixels -> {vectors.shape}")
 print(f"accuracy on {len(test)} other images: {100 * accuracy:.1f} %")
 
-points = vectorizer.inverse_transform(vectors)  # (1797, 8, 2)
-spread = ((vectors + vectorizer.center_) / vectorizer.weights_)[:, 16:32].reshape(
-    -1, 8, 2
-)  # standard deviations of what each point received
+points, spread = vectorizer.inverse_transform(vectors)  # means and deviations of what each point received, (1797, 8, 2)
 figure = Figure(figsize=(10, 2.6), layout="constrained")
 for column, axes in enumerate(figure.subplots(2, 10).T):
     number = int(np.argmax(labels == column))

@@ -12,7 +12,7 @@ import ot
 import pytest
 import sklearn
 import torch
-from scipy.spatial.distance import cdist, pdist
+from scipy.spatial.distance import pdist
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score, cross_validate
@@ -25,10 +25,8 @@ from torch_geometric.data import Batch, Data
 
 from flowpool.sklearn import FlowVectorizer, Propagate, WassersteinKernel, wasserstein_distances
 from flowpool.sklearn.sets import read_sets
-from flowpool.sklearn.slices import random_directions, shares_on_lines
-from flowpool.sklearn.vectorizer import NUM_SLICES
 
-WAYS = ["step", "both"]
+WAYS = ["step", "free"]
 
 
 def draw(
@@ -85,9 +83,13 @@ def test_scikit_learns_own_checks(estimator, check):
 
 def test_one_point_receives_everything():
     sets = draw()
-    vectors = FlowVectorizer(1, by="step", size=None).fit_transform(sets)
-    expected = np.stack([np.concatenate([members.mean(0), members.std(0)]) for members in sets])
-    np.testing.assert_allclose(vectors, expected - expected.mean(0), atol=1e-10)
+    vectorizer = FlowVectorizer(1, size=None)
+    vectors = vectorizer.fit_transform(sets)
+    means, deviations = (np.stack([getattr(members, kind)(0) for members in sets]) for kind in ("mean", "std"))
+    np.testing.assert_allclose(pdist(vectors), pdist(np.concatenate([means, deviations], axis=1)), atol=1e-10)
+    points, spread = vectorizer.inverse_transform(vectors)
+    np.testing.assert_allclose(points[:, 0], means, atol=1e-10)
+    np.testing.assert_allclose(spread[:, 0], deviations, atol=1e-10)
 
 
 def test_distances_of_moved_and_stretched_copies_are_exact():
@@ -104,92 +106,37 @@ def test_points_of_a_small_epsilon_are_the_barycentres_of_exact_transport():
     sets = draw(smallest=24)
     reference = np.random.default_rng(5).normal(size=(4, 3))
     vectorizer = FlowVectorizer(4, by="step", reference=reference, epsilon=1e-4, size=None).fit(sets)
-    points = vectorizer.inverse_transform(vectorizer.transform(sets))
+    points, _ = vectorizer.inverse_transform(vectorizer.transform(sets))
     for members, found in zip(sets, points, strict=True):
         plan = ot.emd(np.full(4, 1 / 4), np.full(len(members), 1 / len(members)), ot.dist(reference, members))
         np.testing.assert_allclose(found, 4 * plan @ members, atol=1e-2)
 
 
-@pytest.mark.parametrize(("by", "error"), [("step", 0.08), ("both", 0.08)])
-def test_distances_are_close_to_exact_transport(by, error):
+@pytest.mark.parametrize(("num_points", "error"), [(8, 0.08), (32, 0.03)])
+def test_distances_are_close_to_exact_transport(num_points, error):
     sets = draw(30, smallest=30)
     exact = wasserstein_distances(sets)[np.triu_indices(30, 1)]
-    found = pdist(FlowVectorizer(8, by=by, size=None, random_state=0).fit_transform(sets))
+    found = pdist(FlowVectorizer(num_points, size=None, random_state=0).fit_transform(sets))
     assert np.corrcoef(exact, found)[0, 1] > 0.99
     assert np.mean(np.abs(found / exact - 1)) < error
 
 
-def test_both_is_shares_beside_slices_of_the_same_mean_square():
-    sets = draw(20, smallest=30)
-    step, both = (FlowVectorizer(8, by=by, size=None, random_state=0) for by in WAYS)
-    in_space, on_lines = np.split(both.fit_transform(sets), [2 * 8 * 3], axis=1)
-    np.testing.assert_allclose(math.sqrt(2) * in_space, step.fit_transform(sets), atol=1e-12)
-    assert in_space.var(0).sum() == pytest.approx(on_lines.var(0).sum())
-    means = shares_on_lines(read_sets(sets), both.directions_, 8).reshape(20, -1)
-    ratios = on_lines / (means - means.mean(0))
-    np.testing.assert_allclose(ratios, ratios[0, 0])
-    np.testing.assert_allclose(
-        both.inverse_transform(both.transform(sets)), step.inverse_transform(step.transform(sets))
-    )
-
-
-def test_slices_bound_the_distance_from_below():
-    sets = draw(12, smallest=30)
-    exact = wasserstein_distances(sets)[np.triu_indices(12, 1)]
-    means = shares_on_lines(read_sets(sets), random_directions(3, 63, np.random.RandomState(0)), 8)  # whole bases
-    assert (pdist(means.reshape(12, -1)) * math.sqrt(3 / (63 * 8)) < exact).all()
-
-
-@pytest.mark.parametrize("dim", [1, 3, 8, 70])
-def test_directions_are_orthonormal_bases(dim):
-    directions = random_directions(dim, NUM_SLICES, np.random.RandomState(0))
-    assert directions.shape == (dim, NUM_SLICES)
-    for first in range(0, NUM_SLICES, dim):
-        basis = directions[:, first : first + dim]
-        np.testing.assert_allclose(basis.T @ basis, np.eye(basis.shape[1]), atol=1e-12)
-    if dim == 3:
-        assert np.abs(directions[:, :3] - directions[:, 3:6]).max() > 0.1
-
-
 @pytest.mark.parametrize("sets", [[np.eye(3)], [draw(1)[0], draw(1)[0] * (1 + 1e-14)], [np.ones((4, 2))] * 3])
 def test_sets_that_do_not_differ_are_zero(sets):
-    assert not FlowVectorizer(2).fit_transform(sets).any()
+    np.testing.assert_allclose(FlowVectorizer(2).fit_transform(sets), 0, atol=1e-12)
 
 
-def test_slices_on_a_line_are_exact_transport():
-    # In one dimension every direction is the line itself, and sets of M members are their own quantiles.
-    sets = [np.sort(members[:6, :1], axis=0) for members in draw()]
-    vectors = shares_on_lines(read_sets(sets), np.ones((1, 1)), 6).reshape(len(sets), -1) / math.sqrt(6)
-    np.testing.assert_allclose(cdist(vectors, vectors), wasserstein_distances(sets), atol=1e-9)
-
-
-def test_shares_on_lines_are_the_means_of_parts():
-    members = np.random.default_rng(0).permutation(12)[:, None] + 0.0
-    means = shares_on_lines(read_sets([members, members[:4]]), np.array([[1.0, -1.0]]), 3)
-    np.testing.assert_allclose(means[0].T, [[1.5, 5.5, 9.5], [-9.5, -5.5, -1.5]])
-    cut = np.sort(np.repeat(members[:4], 3)).reshape(3, 4).mean(1)  # shares end inside of members
-    np.testing.assert_allclose(means[1, :, 0], cut)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 40])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_company_changes_no_bit_of_a_slice(dim, weighted):
-    random = np.random.default_rng(dim)
-    members = [random.normal(size=(size, dim)) for size in random.integers(1, 300, 60)]
-    sets = read_sets(members, [random.uniform(size=len(own)) for own in members] if weighted else None)
-    directions = random.normal(size=(dim, 64))
-    together = shares_on_lines(sets, directions, 8)
-    for number in range(60):
-        np.testing.assert_array_equal(
-            shares_on_lines(sets.part(number, number + 1), directions, 8)[0], together[number]
-        )
-
-
-def test_slices_do_not_feel_an_offset():
-    sets = draw()
-    vectorizer = FlowVectorizer(4, by="both", size=None, random_state=0)
-    near, far = (vectorizer.fit_transform([members + offset for members in sets]) for offset in (0, 1e7))
-    np.testing.assert_allclose(far, near, atol=1e-6)
+def test_free_points_count_what_is_near_them():
+    reference = np.array([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0]])
+    sets = [np.array([[1.0, 0], [-1, 0], [0, 1], [101, 5]]), np.array([[99.0, 0], [101, 0]])]
+    vectorizer = FlowVectorizer(3, by="free", reference=reference, epsilon=1e-3, size=None)
+    one, other = vectorizer.fit_transform(sets)
+    # Shares 3/4 and 1/4 at means (0, 1/3) and (1, 5) from the points, against all at the second point.
+    shares = vectorizer.variance_ * (3 / 4 + (1 / 2 - 1) ** 2)
+    means = (3 / 4) / 9 + (1 / 4) * (1 + 25)
+    deviations = (3 / 4) * (2 / 3 + 2 / 9) + 1
+    assert np.sum((one - other) ** 2) == pytest.approx(shares + means + deviations, rel=1e-9)
+    assert not hasattr(vectorizer, "inverse_transform")
 
 
 @pytest.mark.parametrize("by", WAYS)
@@ -234,12 +181,11 @@ def test_sizes_come_last_and_are_a_tenth_of_the_mean_square(by, size):
     np.testing.assert_allclose(found, columns + math.log(2) if size == "log" else 2 * columns)
 
 
-@pytest.mark.parametrize("by", ["both", "step"])
 @pytest.mark.parametrize("standardize", [False, True])
-def test_the_mean_survives_the_way_there_and_back(by, standardize):
+def test_the_mean_survives_the_way_there_and_back(standardize):
     sets = [members * [1, 10, 100] + [0, 0, 1000] for members in draw()]
-    vectorizer = FlowVectorizer(4, by=by, standardize=standardize, random_state=0).fit(sets)
-    means = vectorizer.inverse_transform(vectorizer.transform(sets)).mean(1)
+    vectorizer = FlowVectorizer(4, standardize=standardize, random_state=0).fit(sets)
+    means = vectorizer.inverse_transform(vectorizer.transform(sets))[0].mean(1)
     np.testing.assert_allclose(means, [members.mean(0) for members in sets], atol=2e-2)
 
 
@@ -279,7 +225,7 @@ def test_fewer_distinct_members_than_points_give_fewer_points():
     vectorizer = FlowVectorizer(8, size=None).fit(sets)
     assert vectorizer.reference_.shape == (3, 3)
     assert vectorizer.transform(sets).shape == (2, 2 * 3 * 3)
-    points = vectorizer.inverse_transform(vectorizer.transform(sets))
+    points, _ = vectorizer.inverse_transform(vectorizer.transform(sets))
     np.testing.assert_allclose(points.mean(1), [members.mean(0) for members in sets], atol=2e-2)
 
 
@@ -287,7 +233,7 @@ def test_sets_that_are_all_one_point_are_that_point():
     sets = [np.full((4, 2), 3.0), np.full((2, 2), 3.0)]
     vectorizer = FlowVectorizer(4, by="step", size=None).fit(sets)
     assert not vectorizer.transform(sets).any()
-    np.testing.assert_allclose(vectorizer.inverse_transform(np.zeros((1, 4))), [[[3, 3]]], atol=1e-12)
+    np.testing.assert_allclose(vectorizer.inverse_transform(np.zeros((1, 4)))[0], [[[3, 3]]], atol=1e-12)
 
 
 @pytest.mark.parametrize("by", WAYS)
@@ -300,7 +246,7 @@ def test_vectors_commute_with_scaling(by, size):
     np.testing.assert_allclose(scaled, vectors * size, rtol=1e-5, atol=1e-5 * size)
 
 
-@pytest.mark.parametrize("by", ["both", "step"])
+@pytest.mark.parametrize("by", WAYS)
 def test_sets_of_one_member_have_no_scale_but_that_between_them(by):
     sets = [members[:1] / 3 for members in draw(6)]
     vectorizer = FlowVectorizer(4, by=by, size=None, random_state=0)
@@ -324,28 +270,23 @@ def label_sets(count: int = 40) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("by", WAYS)
-def test_columns_that_hardly_vary_are_zero_and_scaling_blows_nothing_up(by):
+def test_scaling_the_columns_blows_nothing_up(by):
     sets = label_sets()
-    vectorizer = FlowVectorizer(5, by=by, random_state=0)
-    vectors = vectorizer.fit_transform(sets)
+    vectors = FlowVectorizer(5, by=by, size=None, random_state=0).fit_transform(sets)
     deviations = vectors.std(0)
-    assert (deviations == 0).any()
-    assert deviations[deviations > 0].min() > 1e-4 * deviations.max()
+    assert deviations.min() > deviations.max() / 10
+    scaled = pdist(StandardScaler().fit_transform(vectors))
+    assert np.corrcoef(scaled, pdist(vectors))[0, 1] > 0.95
     counts = np.array([members.sum(0) for members in sets])
+    target = counts @ [1.0, -1, 2, 0, 0] / counts.sum(1)
     for steps in ((), (StandardScaler(),)):
         model = make_pipeline(FlowVectorizer(5, by=by, random_state=0), *steps, RidgeCV(np.logspace(-4, 4, 9)))
-        target = counts @ [1.0, -1, 2, 0, 0] / counts.sum(1)
         assert cross_val_score(model, sets, target, cv=5).mean() > 0.9
 
 
-def test_a_set_outside_of_the_training_sets_shows_in_a_column_that_was_constant():
-    sets = [np.column_stack([members, np.full(len(members), 7.0)]) for members in draw()]
-    vectorizer = FlowVectorizer(2, by="step", size=None, random_state=0).fit(sets)
-    names = vectorizer.get_feature_names_out().tolist()
-    column = names.index("point0_x3")
-    assert not vectorizer.transform(sets)[:, column].any()
-    moved = [members + [0, 0, 0, 1] for members in sets]
-    np.testing.assert_allclose(vectorizer.transform(moved)[:, column] * math.sqrt(2), 1, atol=1e-6)
+@pytest.mark.parametrize("by", WAYS)
+def test_vectors_of_training_sets_have_mean_zero(by):
+    np.testing.assert_allclose(FlowVectorizer(3, by=by, size="sums").fit_transform(draw()).mean(0), 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
@@ -537,18 +478,9 @@ def test_names_pickles_and_clones(by):
     vectors = vectorizer.fit_transform(sets)
     names = vectorizer.get_feature_names_out(["a", "b", "c"])
     assert len(names) == len(set(names)) == vectors.shape[1]
-    assert names[-1] == "log_size"
+    assert names[0] == "shape0" and names[-1] == "log_size"
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(vectorizer)).transform(sets), vectors)  # noqa: S301
     np.testing.assert_array_equal(clone(vectorizer).fit(sets).transform(sets), vectors)
-
-
-def test_columns_are_where_their_names_say():
-    sets = draw(5)
-    vectorizer = FlowVectorizer(3, by="step", random_state=0).fit(sets)
-    vectors, names = vectorizer.transform(sets), vectorizer.get_feature_names_out().tolist()
-    points = vectorizer.inverse_transform(vectors)
-    place = names.index("point2_x1")
-    np.testing.assert_allclose((vectors + vectorizer.center_)[:, place] * math.sqrt(3), points[:, 2, 1])
 
 
 def test_half_precision_is_read_as_single():
@@ -570,7 +502,7 @@ def test_data_frames_come_out_if_asked_for():
     pandas = pytest.importorskip("pandas")
     table = FlowVectorizer(2).set_output(transform="pandas").fit_transform(draw(5))
     assert isinstance(table, pandas.DataFrame)
-    assert table.columns[0] == "point0_x0"
+    assert table.columns[0] == "shape0"
     pipeline = make_pipeline(Propagate(1), FlowVectorizer(2), StandardScaler()).set_output(transform="pandas")
     graphs = [(members, ALONE) for members in draw(5)]
     assert pipeline.fit_transform(graphs).columns[-1] == "log_size"
@@ -617,7 +549,7 @@ def test_grid_search_hands_weights_to_the_sets_they_belong_to():
 @pytest.mark.parametrize(
     ("estimator", "change", "message"),
     [
-        (FlowVectorizer(2), {"by": "both"}, "by was 'step' in the last fit and is 'both' now; fit again"),
+        (FlowVectorizer(2), {"by": "free"}, "by was 'step' in the last fit and is 'free' now; fit again"),
         (FlowVectorizer(2), {"num_points": 3}, "num_points was 2 in the last fit and is 3 now"),
         (FlowVectorizer(2, reference=np.eye(3)[:2]), {"reference": np.ones((2, 3))}, "reference was"),
         (WassersteinKernel(1.0), {"gamma": 2.0}, "gamma was 1.0 in the last fit and is 2.0 now"),
@@ -704,8 +636,8 @@ def test_features_of_propagation_have_names(x, names):
     propagate = Propagate(1).fit([(x, edges)])
     assert propagate.get_feature_names_out().tolist() == names
     assert propagate.transform([(x, edges)])[0].shape[1] == len(names)
-    pipeline = make_pipeline(Propagate(1), FlowVectorizer(2)).fit([(x, edges)] * 3)
-    assert pipeline.get_feature_names_out()[0] == f"point0_{names[0]}"
+    pipeline = make_pipeline(Propagate(1), FlowVectorizer(2, size="sums")).fit([(x, edges)] * 3)
+    assert pipeline.get_feature_names_out()[-len(names) :].tolist() == [f"sum_{name}" for name in names]
 
 
 def test_graphs_of_different_sizes_do_not_touch():

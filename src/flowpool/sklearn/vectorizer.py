@@ -8,68 +8,50 @@ docs/vectorizer.md has the derivation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from joblib import Parallel, delayed
 from numpy.typing import ArrayLike, NDArray
+from scipy.fft import dct, idct
 from sklearn.base import TransformerMixin, _fit_context
 from sklearn.cluster import KMeans
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils._tags import Tags
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _check_feature_names_in, check_array
 
 from flowpool.sklearn.fitted import Fitted
 from flowpool.sklearn.sets import Floats, Sets, read_sets, shown
-from flowpool.sklearn.slices import random_directions, shares_on_lines
 from flowpool.step.pool import transport_pool
 
-NUM_SLICES = 64  # random directions
 _SIZE_SHARE = 0.1  # of the columns of size in the mean squared distance of training sets, relative to all others
-_NOISE = 1e-2  # of the deviation of a feature among all members, below which what points receive hardly varies
 _ENTRIES_AT_ONCE = 2**22  # numbers per temporary array: 32 MB of float64
-_ROUNDING = 1e-12  # of the mean of a column, below which a deviation is none
+_ROUNDING = 1e-20  # of a mean square, below which a variance is none
 _EQUAL = 1e-24  # of the mean square of all members, below which a variance is rounding
 _MEMBERS_FOR_KMEANS = 50_000  # more do not move the centres visibly
-
-
-class Block(NamedTuple):
-    """Neighbouring columns that say one kind of thing.
-
-    Attributes:
-        names: of the columns.
-        unit: what the columns are multiplied by, to be distances.
-        share: of the block in the mean square between training sets, in units of that of the first block.
-        reach: deviation of each column if sets were as different as their members are; a small part of it is noise.
-    """
-
-    names: list[str]
-    unit: float
-    share: float
-    reach: NDArray[np.float64]
 
 
 class FlowVectorizer(TransformerMixin, Fitted):
     r"""Turns sets of vectors, of any sizes, into vectors of one length.
 
     The means :math:`\hat x_i` and standard deviations :math:`\sigma_i` of what M shared reference points receive of a
-    set, in equal shares, by one entropic transport:
+    set, in equal shares, by one entropic transport, less their mean over the training sets, and turned:
 
-    .. math:: v = \tfrac1{\sqrt M} (\hat x_1, \dots, \hat x_M, \sigma_1, \dots, \sigma_M) - \bar v, \qquad
-              |v - v'| \approx W_2(Y, Y')
+    .. math:: v = Q \Bigl( \tfrac1{\sqrt M} (\hat x_1, \dots, \hat x_M, \sigma_1, \dots, \sigma_M) - \bar v \Bigr),
+              \qquad |v - v'| \approx W_2(Y, Y')
 
-    where :math:`\bar v` is the mean over the training sets.
-    A column that hardly varies among the training sets, like the share of a label that a point never receives, is zero
-    unless a set lies outside of what they had there. So nothing is blown up by scaling the columns afterwards.
+    The rotation Q keeps all distances and gives every column a part of everything. So all of them vary about as
+    much, and it matters little whether they are standardised afterwards, which would else blow up the shares of rare labels
+    and the tails of a blurred plan. ``inverse_transform`` turns back.
 
     Args:
         num_points: M; fewer shares in space where the training sets have fewer distinct members.
-        by: ``"step"``: shares in space, as above. ``"both"``: half of the weight goes to the means of M equal shares of the
-            set on 64 lines in random directions.
+        by: ``"step"``: equal shares, as above. ``"free"``: each point receives what is near it, and the vector says how
+            much: a soft histogram, for classifying sets rather than for distances.
         reference: ``"kmeans"``: centres of the members of the training sets; or an array ``(M, D)``.
         epsilon: entropic regularisation, in units of the mean variance (summed over features) inside a training set, or
             of that between them where each is one place.
@@ -88,9 +70,7 @@ class FlowVectorizer(TransformerMixin, Fitted):
         mean_, scale_: of each feature over the training sets, all sets counting the same, ``(D,)``; zeros and ones
             unless ``standardize``.
         variance_: mean variance inside a training set, summed over features.
-        directions_: of the lines, ``(D, 64)`` unit vectors; for ``"both"``.
-        weights_, center_: what the columns are multiplied by, and what is then taken off, ``(n_features_out,)``.
-        limits_: how far from the center a column was among the training sets where it hardly varied, else zero.
+        weights_, center_: before the rotation, what the columns are multiplied by, and what is then taken off.
         n_features_in_: D.
 
     Fitting and transforming take a list of arrays ``(N_i, D)``, a list of objects that have one as ``x`` (PyTorch
@@ -106,7 +86,7 @@ class FlowVectorizer(TransformerMixin, Fitted):
 
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 - as scikit-learn declares them
         "num_points": [Interval(Integral, 1, None, closed="left")],
-        "by": [StrOptions({"step", "both"})],
+        "by": [StrOptions({"step", "free"})],
         "reference": [StrOptions({"kmeans"}), "array-like"],
         "epsilon": [Interval(Real, 0, None, closed="neither")],
         "size": [StrOptions({"log", "sums"}), None],
@@ -120,7 +100,7 @@ class FlowVectorizer(TransformerMixin, Fitted):
         self,
         num_points: int = 32,
         *,
-        by: Literal["step", "both"] = "step",
+        by: Literal["step", "free"] = "step",
         reference: Literal["kmeans"] | ArrayLike = "kmeans",
         epsilon: float = 0.03,
         size: Literal["log", "sums"] | None = "log",
@@ -177,8 +157,7 @@ class FlowVectorizer(TransformerMixin, Fitted):
                 f"X has {sets.members.shape[1]} features, but {type(self).__name__} is expecting "
                 f"{len(self.mean_)} features as input."
             )
-        vectors = self._pooled(sets) * self.weights_ - self.center_
-        return self._quietened(vectors).astype(sets.members.dtype)
+        return self._turned(self._pooled(sets) * self.weights_ - self.center_, sets)
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit_transform(
@@ -192,27 +171,39 @@ class FlowVectorizer(TransformerMixin, Fitted):
     ) -> Floats:
         """:meth:`fit` and :meth:`transform` of the same sets, read and pooled once."""
         sets = read_sets(X, sample_weight, groups=groups, offsets=offsets)
-        return self._quietened(self._fit(sets)).astype(sets.members.dtype)
+        return self._turned(self._fit(sets), sets)
 
-    def inverse_transform(self, X: ArrayLike) -> Floats:
-        """What the points received on average, ``(B, M, D)``, in the coordinates of the sets."""
+    def _has_shares(self) -> bool:
+        if self.by == "free":
+            raise AttributeError("A soft histogram is not turned back into points; use by='step'.")
+        return True
+
+    @available_if(_has_shares)
+    def inverse_transform(self, X: ArrayLike) -> tuple[Floats, Floats]:
+        """Means and standard deviations of what each point received, ``(B, M, D)`` each, in the coordinates of the sets."""
         self._check_fitted()
         vectors = check_array(X, dtype=[np.float64, np.float32])
         if vectors.shape[1] != len(self.weights_):
             raise ValueError(f"X has {vectors.shape[1]} columns; vectors of this estimator have {len(self.weights_)}.")
-        columns = slice(self.reference_.size)
-        points = (vectors[:, columns] + self.center_[columns]) / self.weights_[columns]
-        points = points.reshape(-1, *self.reference_.shape) * self.scale_ + self.mean_
-        return points.astype(vectors.dtype)
+        width = len(self._signs)
+        columns = idct(vectors[:, :width].astype(np.float64), norm="ortho") * self._signs + self.center_[:width]
+        shape = (len(vectors), 2, *self.reference_.shape)
+        points, deviations = (columns / self.weights_[:width]).reshape(shape).swapaxes(0, 1) * self.scale_
+        return (points + self.mean_).astype(vectors.dtype), deviations.astype(vectors.dtype)
 
     def get_feature_names_out(self, input_features: ArrayLike | None = None) -> NDArray[np.object_]:
-        """Names of the columns: ``point3_x0``, ``deviation3_x0``, ``point3_slice5``, ``log_size``, ``sum_x0``."""
+        """Names of the columns: ``shape0`` and so on, which have no meaning of their own, ``log_size``, ``size``, ``sum_x0``."""
         self._check_fitted()
         return self._names(_check_feature_names_in(self, input_features))
 
-    def _names(self, features: Iterable[str]) -> NDArray[np.object_]:
-        blocks = self._blocks(list(features), np.zeros(len(self.mean_)))
-        return np.asarray([name for block in blocks for name in block.names], dtype=object)
+    def _names(self, features: Any) -> NDArray[np.object_]:
+        shapes = [f"shape{number}" for number in range(len(self._signs))]
+        return np.asarray([*shapes, *self._names_of_sizes(features)], dtype=object)
+
+    def _names_of_sizes(self, features: Any) -> list[str]:
+        if self.size is None:
+            return []
+        return ["log_size"] if self.size == "log" else ["size", *(f"sum_{name}" for name in features)]
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -223,24 +214,21 @@ class FlowVectorizer(TransformerMixin, Fitted):
 
     def _fit(self, sets: Sets) -> NDArray[np.float64]:
         """Fits to the sets; what they were pooled to."""
-        deviations = self._fit_features(sets)
+        random = check_random_state(self.random_state)
+        self._fit_features(sets, random)
         vectors = self._pooled(sets)  # (B, K)
-        blocks = self._blocks([""] * len(self.mean_), deviations)
-        self.weights_ = _weights(vectors, blocks)
+        width = vectors.shape[1] - len(self._names_of_sizes(self.mean_))
+        self._signs = random.choice([-1.0, 1.0], width)
+        self.weights_ = self._balanced(vectors)
         vectors *= self.weights_
         self.center_ = vectors.mean(0)
         vectors -= self.center_
-        deviation = np.sqrt(np.einsum("bk,bk->k", vectors, vectors) / len(sets))
-        noise = _NOISE * self.weights_ * np.concatenate([block.reach for block in blocks])
-        is_quiet = deviation <= noise + _ROUNDING * np.abs(self.center_)
-        self.limits_ = np.where(is_quiet, np.abs(vectors).max(0), 0.0)
         self._note_parameters()
         return vectors
 
-    def _fit_features(self, sets: Sets) -> NDArray[np.float64]:
-        """Fits what sets are measured by; the deviations of the scaled features among all members."""
+    def _fit_features(self, sets: Sets, random: np.random.RandomState) -> None:
+        """Fits what sets are measured by, and the reference."""
         self.n_features_in_ = sets.members.shape[1]
-        random = check_random_state(self.random_state)
         # In parts, for the memory of large data. Every set counts the same, however large.
         parts = list(sets.parts(max(1, _ENTRIES_AT_ONCE // self.n_features_in_)))
         mean = np.sum([part.masses @ part.members.astype(np.float64) for part in parts], axis=0) / len(sets)
@@ -257,10 +245,6 @@ class FlowVectorizer(TransformerMixin, Fitted):
         # In which epsilon is measured. Where each set is one place, what is between the sets tells the scale.
         self._unit = self.variance_ or (float(total) if total > rounding else 1.0)
         self.reference_ = self._chosen_reference(sets, random)
-        if self.by == "both":
-            self.directions_ = random_directions(self.n_features_in_, NUM_SLICES, random)
-        scaled: NDArray[np.float64] = deviations / self.scale_
-        return scaled
 
     def _chosen_reference(self, sets: Sets, random: np.random.RandomState) -> NDArray[np.float64]:
         if isinstance(self.reference, str):
@@ -290,11 +274,15 @@ class FlowVectorizer(TransformerMixin, Fitted):
             reference=torch.from_numpy(self.reference_),
             epsilon=self.epsilon * self._unit,
             relative=False,
+            free=self.by == "free",
             masses=None if sets.weights is None else torch.from_numpy(sets.weights),
         )
         columns = [received.points.numpy(), received.deviations.numpy()]
-        if self.by == "both":
-            columns.append(shares_on_lines(scaled, self.directions_, self.num_points))
+        if self.by == "free":
+            # Weighted by the roots of the shares, which equal ones are too: a point that got nothing says nothing.
+            roots = received.masses.sqrt().numpy()
+            moved = roots[:, :, None] * (columns[0] - self.reference_)
+            columns = [moved, roots[:, :, None] * columns[1], math.sqrt(self._unit) * roots]
         if self.size is not None:
             totals = scaled.totals
             columns.append(np.log(totals) if self.size == "log" else totals)
@@ -302,27 +290,25 @@ class FlowVectorizer(TransformerMixin, Fitted):
                 columns.append(totals[:, None] * scaled.sum(scaled.masses[:, None] * scaled.members))
         return np.concatenate([column.reshape(len(sets), -1) for column in columns], axis=1)
 
-    def _blocks(self, features: list[str], deviations: NDArray[np.float64]) -> list[Block]:
-        """The columns of :meth:`_pooled_part`, where features deviate so much among all members."""
-        share, count = 0.5 if self.by == "both" else 1.0, len(self.reference_)
-        kinds = ("point", "deviation")
-        names = [f"{kind}{number}_{name}" for kind in kinds for number in range(count) for name in features]
-        blocks = [Block(names, 1 / math.sqrt(count), share, np.tile(deviations, 2 * count))]
-        if self.by == "both":
-            names = [f"point{number}_slice{line}" for number in range(self.num_points) for line in range(NUM_SLICES)]
-            on_lines = np.sqrt(deviations**2 @ self.directions_**2)
-            # The mean over random directions of a squared projection is a D-th of the squared length.
-            unit = math.sqrt(len(features) / (NUM_SLICES * self.num_points))
-            blocks.append(Block(names, unit, share, np.tile(on_lines, self.num_points)))
-        if self.size is not None:
-            names = ["log_size"] if self.size == "log" else ["size", *(f"sum_{name}" for name in features)]
-            blocks.append(Block(names, 1.0, _SIZE_SHARE, np.zeros(len(names))))
-        return blocks
+    def _balanced(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What columns are multiplied by, so that sizes have their share of the mean square between training sets."""
+        weights = np.ones(vectors.shape[1])
+        shapes, sizes = slice(len(self._signs)), slice(len(self._signs), None)
+        if self.by == "step":
+            weights[shapes] = 1 / math.sqrt(len(self.reference_))
+        variances, squares = vectors.var(0) * weights**2, (vectors**2).mean(0) * weights**2
+        between, of_sizes = variances[shapes].sum(), variances[sizes].sum()
+        # Rounding by which equal sets differ is nothing to be measured by.
+        if between > _ROUNDING * squares[shapes].sum() and of_sizes > _ROUNDING * squares[sizes].sum():
+            weights[sizes] = math.sqrt(_SIZE_SHARE * between / of_sizes)
+        return weights
 
-    def _quietened(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The vectors, with zero where a column is within the limits in which it hardly varied."""
-        quietened: NDArray[np.float64] = vectors - np.clip(vectors, -self.limits_, self.limits_)
-        return quietened
+    def _turned(self, vectors: NDArray[np.float64], sets: Sets) -> Floats:
+        """The vectors with their shapes rotated: random signs, then a cosine transform."""
+        width = len(self._signs)
+        vectors[:, :width] = dct(vectors[:, :width] * self._signs, norm="ortho")
+        turned: Floats = vectors.astype(sets.members.dtype)
+        return turned
 
 
 def _squares(sets: Sets, mean: Floats) -> NDArray[np.float64]:
@@ -332,23 +318,8 @@ def _squares(sets: Sets, mean: Floats) -> NDArray[np.float64]:
     return np.stack([sets.masses @ centred**2, sets.masses @ within**2])
 
 
-def _weights(vectors: NDArray[np.float64], blocks: list[Block]) -> NDArray[np.float64]:
-    """Of the columns, with which each block has its share of the mean square between the training sets."""
-    widths = [len(block.names) for block in blocks]
-    weights = np.repeat([block.unit for block in blocks], widths)
-    starts = np.cumsum([0, *widths[:-1]])
-    variances, squares = (
-        np.add.reduceat(weights**2 * values, starts) for values in (vectors.var(0), (vectors**2).mean(0))
-    )
-    # Sets that are all the same say nothing, and neither does the rounding by which they differ.
-    differ = (variances > _ROUNDING**2 * squares) & (variances[0] > _ROUNDING**2 * squares[0])
-    shares = np.array([block.share for block in blocks])
-    factors = np.sqrt(shares * np.where(differ, variances[0] / np.where(differ, variances, 1.0), 1.0))
-    return weights * np.repeat(factors, widths)
-
-
 def centres_of(
-    sets: Sets, num_points: int, random: np.random.RandomState, mean: ArrayLike = 0.0, scale: ArrayLike = 1.0
+    sets: Sets, num_points: int, random: np.random.RandomState, mean: Any = 0.0, scale: Any = 1.0
 ) -> NDArray[np.float64]:
     """K-means centres of the members, less a mean and over a scale, all sets counting the same; ``(M, D)`` or fewer."""
     masses = sets.masses / len(sets)

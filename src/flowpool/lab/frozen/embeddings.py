@@ -13,11 +13,11 @@ from scipy.linalg import solve_triangular
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.metrics.pairwise import rbf_kernel
 
+from flowpool.lab.frozen.slices import NUM_SLICES, random_directions, shares_on_lines
 from flowpool.lab.pools.otke import JITTER
 from flowpool.pooling import flow_pool
 from flowpool.sklearn.sets import Sets, read_sets
-from flowpool.sklearn.slices import random_directions, shares_on_lines
-from flowpool.sklearn.vectorizer import NUM_SLICES, centres_of
+from flowpool.sklearn.vectorizer import centres_of
 from flowpool.step.pool import transport_pool
 
 Floats = NDArray[np.float64]
@@ -130,7 +130,7 @@ class Flow(_Referenced):
 
 
 class Slices(TransformerMixin, BaseEstimator):
-    """The quantiles of projections to random directions: the half of ``FlowVectorizer(by="both")`` without a reference."""
+    """The quantiles of projections to random directions: means of M equal shares on each line."""
 
     def __init__(self, num_points: int = 8, random_state: int | None = None) -> None:
         self.num_points = num_points
@@ -143,7 +143,9 @@ class Slices(TransformerMixin, BaseEstimator):
 
     def transform(self, X: Any, sample_weight: Any = None) -> Floats:
         sets = read_sets(X, sample_weight)
-        shares = shares_on_lines(sets.with_members(sets.members.astype(np.float64)), self.directions_, self.num_points)
+        middle = sets.members.mean(0, dtype=np.float64)  # in whose place sums would cancel
+        shares = shares_on_lines(sets.with_members(sets.members - middle), self.directions_, self.num_points)
+        shares += middle @ self.directions_
         unit = math.sqrt(len(self.directions_) / (NUM_SLICES * self.num_points))
         return unit * shares.reshape(len(sets), -1)
 

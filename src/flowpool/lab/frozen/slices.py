@@ -9,6 +9,7 @@ from flowpool.sklearn.sets import Sets
 
 Floats = NDArray[np.float64]
 
+NUM_SLICES = 64
 _ENTRIES_AT_ONCE = 2**19  # projections that are sorted at once: 4 MB, which caches hold
 
 

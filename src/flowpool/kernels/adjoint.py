@@ -70,8 +70,8 @@ def respond_to_solution(graph, epsilon):  # type: ignore[no-untyped-def]
     for j in range(0, graph.length, WIDTH):
         mass = load(graph.masses, 0, j)
         for i in range(count):
-            store(graph.gibbs, i, j, multiply(mass, load(tangent.change, i, j)))
-    row_products(graph.gibbs, count, graph.nodes, 1, hull, graph.length, graph.velocity, False)
+            store(graph.scores, i, j, multiply(mass, load(tangent.change, i, j)))
+    row_products(graph.scores, count, graph.nodes, 1, hull, graph.length, graph.velocity, False)
     slope = 0.0
     for i in range(count):
         for e in range(hull):

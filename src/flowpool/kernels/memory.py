@@ -9,6 +9,7 @@ from __future__ import annotations
 from flowpool.kernels.machine.jit import shared
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.memory import PLACE, Table, arranger, doubles, number, opener
+from flowpool.kernels.transport import work_rows
 
 BLOCK = 128  # nodes whose moments are taken at once; the weights of a block stay in the first-level cache
 
@@ -31,8 +32,9 @@ BLOCK = 128  # nodes whose moments are taken at once; the weights of a block sta
     SQUARE,  # M K + 1, an even number of rows at least
     WIDE,  # M K and one more block, because a block may be stored past the last column
     TWICE,  # 2 M
+    WORK,  # rows of the workspace of the transport
     SIZES,
-) = range(18)
+) = range(19)
 
 # Nodes and points with all their features, on the way into coordinates and out of them.
 CLOUD = Table(
@@ -99,15 +101,13 @@ GRAPH = Table(
     rest=doubles(POINTS, COORDINATES),
     other=doubles(POINTS, COORDINATES),
     # Scratch of the inner problems.
-    gibbs=doubles(POINTS, NODES),
+    scores=doubles(POINTS, NODES),
+    work=doubles(WORK, POINTS),  # of flowpool.kernels.transport
     conditional=doubles(POINTS, NODES),  # A
     plan=doubles(POINTS, NODES),  # P
-    sums=doubles(ONE, NODES),
-    old_sums=doubles(ONE, NODES),
     scaling=doubles(ONE, POINTS),
     old_scaling=doubles(ONE, POINTS),
     shift=doubles(ONE, POINTS),
-    trial_shift=doubles(ONE, POINTS),
     step=doubles(ONE, POINTS),
     small_right=doubles(ONE, POINTS),
     rows=doubles(ONE, POINTS),
@@ -189,3 +189,4 @@ def set_graph_sizes(sizes, count, length, hull, dimension, lead):  # type: ignor
     sizes[SQUARE] = count * lead + 1
     sizes[WIDE] = padded(count * lead) + padded(lead)
     sizes[TWICE] = 2 * count
+    sizes[WORK] = work_rows(count)

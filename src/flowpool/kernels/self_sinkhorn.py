@@ -13,9 +13,10 @@ from flowpool.kernels.machine.lanes import WIDTH, add, exponential, fma, load, m
 from flowpool.kernels.machine.linear import factorise, padded, row_total, substitute, transpose
 from flowpool.kernels.machine.rows import stay_apart
 from flowpool.kernels.machine.vectors import combine, copy, fill
-from flowpool.kernels.sinkhorn import FARTHEST, marginal_error
+from flowpool.kernels.sinkhorn import marginal_error
 
 MAX_STALLED = 20
+FARTHEST = 200.0  # largest change of the logarithm of a scaling
 
 
 @kernel

@@ -29,6 +29,8 @@ from flowpool.kernels.machine.lanes import (
 from flowpool.kernels.machine.linear import factorise, padded, row_products, row_total, substitute
 from flowpool.kernels.machine.rows import part, stay_apart
 
+STALLED = 1e-11  # error below which a step that does not halve it has met rounding
+
 # Rows of the workspace, each as long as M filled up to whole lanes; the Hessian stands last.
 POTENTIAL, RECEIVED, STEP, FACTORS, SCRATCH, PIVOTS, HESSIAN = range(7)
 
@@ -184,10 +186,14 @@ def share_out(scores, masses, shares, count, length, heat, tolerance, portions, 
     """
     stay_apart()
     divide_nodes(scores, heat, masses, count, length, portions, plan, work)
-    # One step of Sinkhorn's, then Newton's.
-    for i in range(count):
-        work[STEP, i] = math.log(shares[0, i] / work[RECEIVED, i])
-    moved, error = 0.0, math.inf
+    moved, error = 0.0, worst_share(shares, count, work)
+    if not error > tolerance and not heat > 1.0:
+        return error
+    if error < HALFWAY:
+        ascend(shares, count, length, portions, plan, work)
+    else:  # one step of Sinkhorn's, then Newton's
+        for i in range(count):
+            work[STEP, i] = math.log(shares[0, i] / work[RECEIVED, i])
     for _ in range(MOST_STEPS):
         largest = 0.0
         for i in range(count):
@@ -200,7 +206,9 @@ def share_out(scores, masses, shares, count, length, heat, tolerance, portions, 
             divide_nodes(scores, heat, masses, count, length, portions, plan, work)
         else:
             reweigh_nodes(masses, count, length, portions, plan, work)
-        error = worst_share(shares, count, work)
+        before, error = error, worst_share(shares, count, work)
+        if STALLED > error > 0.5 * before:  # rounding
+            break
         if not error > (HALFWAY if heat > 1.0 else tolerance):
             if not heat > 1.0 or math.isnan(error):
                 break

@@ -21,17 +21,24 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from pickle import PickleError
 from typing import Any
 
 import numba
 from numba import njit
 from numba.core import event
+from numba.core.errors import NumbaError
 from numba.extending import register_jitable
 
 from flowpool.kernels.errors import KernelError
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 CHECKED = os.environ.get("FLOWPOOL_CHECKED") == "1"
 TRIED = ("0.68.1",)  # versions of Numba whose internals the quick way has been tried with
@@ -45,6 +52,7 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "ns
 _log = logging.getLogger("flowpool")
 _announced = False
 _lock = threading.RLock()  # Numba compiles one thing at a time, and so do we
+DURATION = "some minutes" if CHECKED else "half a minute" if QUICK else "a minute"
 SILENCE = 5.0  # seconds after which something is said of a compilation that still goes on
 
 
@@ -68,11 +76,11 @@ def _announce() -> None:
     if not _announced:
         _announced = True
         where = f"kept in {_FOLDER}" if _FOLDER else "for this process only: there is no private cache folder"
-        _log.warning("Compiling kernels; this takes about half a minute, once (%s).", where)
+        _log.warning("Compiling kernels; this takes up to %s, once (%s).", DURATION, where)
 
 
 class _Watch(event.Listener):
-    """Looks on while an entry point is compiled: no garbage is collected meanwhile, and every few seconds it says how far it is.
+    """Keeps the garbage collector off while an entry point is compiled, and logs every few seconds how far that is.
 
     Compiling makes millions of objects that live until its end; looking through them takes a seventh of the time. Numba
     compiles one thing at a time, and so sends no two events at once.
@@ -95,9 +103,9 @@ class _Watch(event.Listener):
 
     def on_end(self, event: Any) -> None:
         if event.data["dispatcher"] is self.current:
-            self.rest()
+            self.restore()
 
-    def rest(self) -> None:
+    def restore(self) -> None:
         """Leaves the collector as it was found."""
         if self.current is not None and self.collects:
             gc.enable()
@@ -118,41 +126,63 @@ class entry:  # noqa: N801 - a decorator
         self._uncached = False
 
     def __call__(self, *arguments: Any) -> Any:
-        dispatcher = self._dispatcher or self._prepare()
+        if self._dispatcher is not None:
+            return self._call(self._dispatcher, arguments)
+        with _lock, self._alone():
+            # Other processes wait, and find on the disk what this one has compiled.
+            return self._call(self._dispatcher or self._prepare(), arguments)
+
+    def _call(self, dispatcher: Any, arguments: tuple[Any, ...]) -> Any:
         known = len(dispatcher.overloads)
         try:
             result = dispatcher(*arguments)
-        except (IndexError, MemoryError):
-            raise  # of the kernel itself: the one in checked mode only
+        except NumbaError as error:
+            raise KernelError(f"{self.name} could not be compiled: {error}") from error
         except Exception as error:
+            if self._uncached or self._is_own(dispatcher, arguments, error):
+                raise
             return self._without_disk(dispatcher, error)(*arguments)
         if len(dispatcher.overloads) > known:
             self._vouch()
         return result
 
+    @staticmethod
+    def _is_own(dispatcher: Any, arguments: tuple[Any, ...], error: Exception) -> bool:
+        """Whether an error is one of the kernel itself, which runs once it is compiled, and not one of the cache."""
+        if isinstance(error, (OSError, PickleError)):
+            return False
+        return tuple(map(dispatcher.typeof_pyval, arguments)) in dispatcher.overloads
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Meanwhile no other process looks at the files of this kernel, or writes them."""
+        if _FOLDER is None or fcntl is None:
+            yield
+            return
+        with ExitStack() as stack:
+            with suppress(OSError):
+                file = stack.enter_context((_FOLDER / f"{self.name}.lock").open("w"))
+                fcntl.lockf(file, fcntl.LOCK_EX)
+            yield
+
     def _prepare(self) -> Any:
         """The dispatcher, as the first call of a process needs it."""
-        with _lock:
-            if self._dispatcher is not None:
-                return self._dispatcher
-            dispatcher = self._compiler()
-            if not self._trusted_files():
-                _announce()
-            if _FOLDER is not None:
-                before = numba.config.CACHE_DIR
-                numba.config.CACHE_DIR = str(_FOLDER)
-                try:
-                    dispatcher.enable_caching()
-                finally:
-                    numba.config.CACHE_DIR = before
-            self._dispatcher = dispatcher
-            return dispatcher
+        dispatcher = self._compiler()
+        if not self._trusted_files():
+            _announce()
+        if _FOLDER is not None:
+            before = numba.config.CACHE_DIR
+            numba.config.CACHE_DIR = str(_FOLDER)
+            try:
+                dispatcher.enable_caching()
+            finally:
+                numba.config.CACHE_DIR = before
+        self._dispatcher = dispatcher
+        return dispatcher
 
     def _without_disk(self, failed: Any, error: Exception) -> Any:
         """The kernel compiled for this process alone, after a cache that could be neither read nor written."""
         with _lock:
-            if self._uncached:
-                raise KernelError(f"{self.name} could not be compiled: {error}") from error
             if self._dispatcher is failed:
                 _log.warning("The cache of %s cannot be used (%s): compiling for this process only.", self.name, error)
                 self._dispatcher = self._compiler()
@@ -234,7 +264,7 @@ def _forget() -> None:
     """In a forked child the lock may be held by a thread that does not exist there, and that will not end what it began."""
     global _lock
     _lock = threading.RLock()
-    _watch.rest()
+    _watch.restore()
 
 
 if hasattr(os, "register_at_fork"):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+from flowpool.inputs import may_look
 from flowpool.step.receive import Norming
 
 Module = nn.BatchNorm1d | nn.SyncBatchNorm
@@ -54,6 +55,12 @@ def normalised(module: Module, rows: Tensor, counted: Tensor | None) -> Tensor:
 @torch.no_grad()
 def remember(module: Module, number: Tensor, mean: Tensor, variance: Tensor) -> None:
     """Moves the running statistics towards those of a batch, if it had two rows or more."""
+    if may_look(number):
+        if (count := float(number.flatten()[0])) >= 2:
+            cast(Tensor, module.num_batches_tracked).add_(1)
+            for running, own in zip(_tensors(module)[2:], (mean, variance * (count / (count - 1))), strict=True):
+                running.lerp_(own.to(running.dtype), float(_rate(module)))
+        return
     cast(Tensor, module.num_batches_tracked).add_((number >= 2).flatten()[0])
     rate, enough = _rate(module), number >= 2
     unbiased = variance * number / (number - 1).clamp(min=1)

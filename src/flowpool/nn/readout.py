@@ -18,15 +18,7 @@ from flowpool import costs
 from flowpool.core.constants import UNBALANCED
 from flowpool.costs import CostFunction
 from flowpool.engines.devices import precision_on
-from flowpool.inputs import (
-    check_choice,
-    check_like,
-    check_number,
-    checked_count,
-    checked_epsilon,
-    checked_point_masses,
-    may_look,
-)
+from flowpool.inputs import check_choice, check_like, check_number, checked_count, checked_epsilon, may_look
 from flowpool.nn.base import PointAggregation, check_most, initial_reference
 from flowpool.nn.norm import normalised, norming_of, remember, share_statistics
 from flowpool.nn.report import Report
@@ -183,13 +175,13 @@ class FlowReadout(PointAggregation):
         if max_num_elements is not None:
             check_most(ptr.diff(), max_num_elements)
         compiled, num_graphs = use_kernels(self.engine, x), len(ptr) - 1
-        reference = self.reference.to(precision_on(x.device))
+        precision = precision_on(x.device)
         told = receive(
             *computable(x, masses),
-            reference,
-            checked_point_masses(None, self.num_points, reference),
-            reference.new_full((num_graphs,), self.epsilon * self.in_channels),
-            costs.geometry_of(self.cost).to(reference.dtype, x.device).feature_weights,
+            self.reference,
+            self.reference.new_full((self.num_points,), 1 / self.num_points, dtype=precision),
+            self.reference.new_full((num_graphs,), self.epsilon * self.in_channels, dtype=precision),
+            None if isinstance(self.cost, costs.SquaredEuclidean) else costs.geometry_of(self.cost).feature_weights,
             graph,
             ptr,
             norming=None if self.node_norm is None else norming_of(self.node_norm),

@@ -79,7 +79,7 @@ class Frame(NamedTuple):
 def frame_of(
     nodes: Tensor, masses: Tensor | None, epsilon: Tensor, table: Tensor, graph: Tensor, switches: int
 ) -> Frame:
-    middle, factor, bias, weights = table
+    middle, factor, bias, weights, _ = table
     graphs = len(epsilon)
     placed = (nodes - middle) * factor + bias
     given = torch.ones_like(placed[:, :1]) if masses is None else masses.unsqueeze(-1)
@@ -195,13 +195,14 @@ def receive(
     points = mean + frame.mean.unsqueeze(1)
     size = mean.abs() + frame.mean.abs().unsqueeze(1)
     variance = torch.where(variance <= SPREADLESS * size.square(), 0.0, variance)
-    told = [points - reference if switches & MOVED else points, variance.sqrt() if switches & ROOTS else variance]
-    rows = torch.cat([*(value.flatten(1) for value in told), frame.total * frame.mean, frame.total], 1)
+    told = points - reference if switches & MOVED else points
+    spread = variance.sqrt() if switches & ROOTS else variance
+    rows = torch.cat([told.flatten(1), spread.flatten(1), frame.total * frame.mean, frame.total], 1)
     overflowed = ~(0.0 * rows).sum(-1).isfinite()
     status = torch.where(~unusable & (error > tolerances(error.dtype)[1]), Status.MAX_STEPS.value, status)
     status = torch.where(~unusable & overflowed, Status.NONFINITE.value, status)
     bad = (unusable | overflowed).unsqueeze(-1)
-    found = torch.cat([mean.flatten(1), variance.flatten(1), received.flatten(1)], 1)
+    found = torch.cat([mean.flatten(1), spread.flatten(1), received.flatten(1)], 1)
     error = torch.where(unusable, torch.nan, error)
     return torch.where(bad, torch.nan, rows), torch.where(bad, torch.nan, found), portions, status, error
 
@@ -209,25 +210,25 @@ def receive(
 def adjoint(
     nodes: Tensor, masses: Tensor | None, reference: Tensor, shares: Tensor, epsilon: Tensor, table: Tensor, graph: Tensor,
     switches: int, found: Tensor, portions: Tensor, upstream: Tensor, upstream_masses: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients in nodes, masses, reference, shares, weights, factors and biases of the norm, and epsilon."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients in nodes and masses, and of each graph in reference, shares, weights, norm (factors, biases) and epsilon."""
     graphs, (points, dim) = len(epsilon), reference.shape
     bad = found[:, :1].isnan()
     found, upstream = torch.where(bad, 0.0, found), torch.where(bad, 0.0, upstream)
     upstream_masses = torch.where(bad, 0.0, upstream_masses)
     skipped = bad[graph]
     nodes = torch.where(skipped, 0.0, nodes)
-    middle, factor, _, weights = table
+    middle, factor, _, weights, _ = table
     frame = frame_of(nodes, masses, epsilon, table, graph, switches)
     mean, variance, received = found.split([points * dim, points * dim, points], 1)
     mean, variance = mean.view(graphs, points, dim), variance.view(graphs, points, dim)
     to_mean, to_spread, to_sum, to_size = upstream.split([points * dim, points * dim, dim, 1], 1)
     to_mean, to_spread = to_mean.view(graphs, points, dim), to_spread.view(graphs, points, dim)
-    if switches & ROOTS:
-        some = variance > 0
-        to_spread = torch.where(some, 0.5 * to_spread / torch.where(some, variance, 1.0).sqrt(), 0.0)
     whole = received.unsqueeze(-1) + NEXT_TO_NOTHING
     place = NEXT_TO_NOTHING / whole
+    if switches & ROOTS:  # of what is zero, at the tip of a cone, the slope is that of the axis
+        to_spread = torch.where(variance > 0, 0.5 * to_spread / variance, 0.0)
+        variance = variance.square()
     direct, bent = to_mean / whole, 2 * to_spread / whole  # of a node that comes to a point, by the plan
 
     # The derivative in P, then that in the scores: through the softmax, and through the potentials that keep the shares.
@@ -277,7 +278,26 @@ def adjoint(
     )
     to_shares = answer / shares if switches & FREE else answer
     to_placed = torch.where(skipped, 0.0, to_placed)
-    return (
-        to_placed * factor, torch.where(skipped.squeeze(-1), 0.0, to_masses), to_reference.sum(0), to_shares.sum(0),
-        to_weights.sum(0), (to_placed * (nodes - middle)).sum(0), to_placed.sum(0), to_epsilon,
-    )  # fmt: skip
+    shared = [
+        to_reference.flatten(1), to_shares, to_weights, sums(to_placed * (nodes - middle), graph, graphs),
+        sums(to_placed, graph, graphs), to_epsilon.unsqueeze(-1),
+    ]  # fmt: skip
+    return to_placed * factor, torch.where(skipped.squeeze(-1), 0.0, to_masses), torch.cat(shared, 1)
+
+
+def less(
+    gradient: Tensor, nodes: Tensor, masses: Tensor | None, graph: Tensor, status: Tensor, table: Tensor, total: Tensor,
+    statistics: Tensor,
+) -> Tensor:  # fmt: skip
+    """The gradient in the nodes less what the mean and the variance of a batch take of it.
+
+    Args:
+        total: sums of the gradient in the normed nodes, and of that times the nodes less their mean, ``(2 D,)``.
+    """
+    number, (middle, factor, _, _, inverse) = statistics[0], table
+    counts = status[graph] == Status.OK.value
+    if masses is not None:
+        counts = counts & (masses > 0)
+    by_bias, by_factor = factor * (number >= 2) / number.clamp(min=1) * total.view(2, -1)
+    away = by_bias + by_factor * inverse.square() * (nodes - middle)
+    return gradient - torch.where(counts.unsqueeze(-1), away, 0.0).to(gradient.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from flowpool.engines.choice import say_once
 from flowpool.engines.devices import opaque, precision_on
 from flowpool.kernels.errors import KernelError
 from flowpool.options import Engine
-from flowpool.status import Status
 from flowpool.step import in_torch
 from flowpool.step.in_torch import FREE, MOVED, RELATIVE, ROOTS
 
@@ -108,78 +106,55 @@ class _Receive(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         switches, compiled, limit, norm = how
         precision, dtype = precision_on(nodes.device), nodes.dtype
-        if not compiled:
-            nodes, masses = nodes.to(precision), None if masses is None else masses.to(precision)
-        order, status, statistics = survey(nodes, masses, graph, ptr, limit, compiled)
-        squared = squared.to(precision)
-        inverse = torch.zeros_like(squared)
-        if weight is None or norm is None:
-            table = torch.stack([inverse, torch.ones_like(squared), inverse, squared])
+        if compiled:
+            order, status, statistics = survey_by_kernels(nodes, masses, graph, ptr, limit)
         else:
-            middle, inverse, statistics = _statistics(statistics, mean, variance, norm)
-            table = torch.stack([middle, weight.to(precision) * inverse, bias.to(precision), squared])  # type: ignore[union-attr]
-        given = (
-            nodes,
-            masses,
-            *(value.to(precision) for value in (reference, shares, epsilon)),
-            table,
-            graph,
-            ptr,
-            order,
-        )
-        rows, found, portions, ended, error = by(compiled)[0](*given, status, switches)
-        ctx.save_for_backward(*given, status, found, portions, inverse, statistics)
-        ctx.how, ctx.dtypes = how, [reference.dtype, shares.dtype, epsilon.dtype, squared.dtype]
+            nodes, masses = nodes.to(precision), None if masses is None else masses.to(precision)
+            order = graph  # any order will do
+            status, statistics = in_torch.survey(nodes, masses, graph, len(epsilon), limit)
+        if norm is not None and norm[1] and norm[2] is not False:
+            statistics = _of_all(statistics, norm[2])
+        table = _table(statistics, squared, weight, bias, mean, variance, *((0.0, False) if norm is None else norm[:2]))
+        precise = (value.to(precision) for value in (reference, shares, epsilon))
+        given = (nodes, masses, *precise, table, graph, ptr, order, status, switches)
+        rows, found, portions, ended, error = receive_by_kernels(*given) if compiled else _receive_in_torch(*given)
+        ctx.save_for_backward(*given[:-1], found, portions, statistics)
+        ctx.how = how
         ctx.mark_non_differentiable(ended, error, statistics)
         ctx.set_materialize_grads(False)
-        received = found[:, -reference.shape[0] :]
-        return rows.to(dtype), received.to(dtype, copy=True), ended, error, statistics
+        return rows.to(dtype), found[:, -len(reference) :].to(dtype, copy=True), ended, error, statistics
 
     @staticmethod
     def backward(
         ctx: Any, upstream: Tensor | None, upstream_masses: Tensor | None, *_: None
     ) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        *given, status, found, portions, inverse, statistics = ctx.saved_tensors
-        (switches, compiled, _, norm), (nodes, masses, reference, _, epsilon, table, graph, *_) = ctx.how, given
+        *given, found, portions, statistics = ctx.saved_tensors
+        nodes, masses, reference, _, epsilon, table, graph, _, _, status = given
+        switches, compiled, _, norm = ctx.how
         (points, dim), graphs = reference.shape, len(epsilon)
         if upstream is None:
             upstream = table.new_zeros(graphs, 2 * points * dim + dim + 1)
-        if upstream_masses is None:
-            upstream_masses = table.new_zeros(graphs, points)
-        to_nodes, to_masses, *shared, by_factor, by_bias, to_epsilon = by(compiled)[1](
-            *given,
-            status,
-            switches,
-            ctx.needs_input_grad[1],
-            found,
-            portions,
-            upstream.to(table),
-            upstream_masses.to(table),
-        )
-        to_weight = by_factor * inverse
-        if norm is not None and norm[1]:
-            to_nodes = to_nodes + _through_statistics(
-                nodes, masses, graph, status, table, inverse, statistics, by_factor, by_bias, norm
-            )
-        gradients = [to_nodes, to_masses, *shared[:2], to_epsilon, shared[2], to_weight, by_bias]
-        wanted = zip(gradients, ctx.needs_input_grad, strict=False)
-        return (*(value if needed else None for value, needed in wanted), *(None,) * 5)
-
-
-def _statistics(statistics: Tensor, mean: Any, variance: Any, norm: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean that is taken off, inverse deviation, and the statistics, those of all processes where they are shared."""
-    epsilon, own, group = norm
-    middle, spread = mean.to(statistics), variance.to(statistics)
-    if own:
-        if group is not False:
-            statistics = _of_all(statistics, group)
-        enough = statistics[0] >= 2
-        middle, spread = torch.where(enough, statistics[1], middle), torch.where(enough, statistics[2], spread)
-    return middle, (spread + epsilon).rsqrt(), statistics
+        upstream_masses = table.new_zeros(graphs, points) if upstream_masses is None else upstream_masses.to(table)
+        back = (*given, switches, ctx.needs_input_grad[1], found, portions, upstream.to(table), upstream_masses)
+        to_nodes, to_masses, shared = adjoint_by_kernels(*back) if compiled else _adjoint_in_torch(*back)
+        parts = shared.sum(0).split([points * dim, points, dim, dim, dim, 1])
+        to_reference, to_shares, to_squared, by_factor, by_bias, _ = parts
+        if norm is not None and norm[1]:  # by way of the mean and the variance of the batch
+            sums = torch.cat([by_bias, by_factor])
+            if norm[2] is not False:
+                dist.all_reduce(sums, group=norm[2])
+            less = less_by_kernels if compiled else in_torch.less
+            to_nodes = less(to_nodes, nodes, masses, graph, status, table, sums, statistics)
+        return (
+            to_nodes, to_masses if ctx.needs_input_grad[1] else None, to_reference.view(points, dim), to_shares,
+            shared[:, -1], to_squared, None if norm is None else by_factor * table[4], None if norm is None else by_bias,
+            *(None,) * 5,
+        )  # fmt: skip
 
 
 def _of_all(statistics: Tensor, group: Any) -> Tensor:
+    """The statistics of all processes of a group."""
     number, mean, variance = statistics
     total = torch.stack([number, number * mean])
     dist.all_reduce(total, group=group)
@@ -189,38 +164,23 @@ def _of_all(statistics: Tensor, group: Any) -> Tensor:
     return torch.stack([total[0], middle, squares / total[0].clamp(min=1)])
 
 
-def _through_statistics(
-    nodes: Tensor, masses: Tensor | None, graph: Tensor, status: Tensor, table: Tensor, inverse: Tensor,
-    statistics: Tensor, by_factor: Tensor, by_bias: Tensor, norm: tuple[Any, ...],
+def _table(
+    statistics: Tensor, squared: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None,
+    variance: Tensor | None, epsilon: float, own: bool,
 ) -> Tensor:  # fmt: skip
-    """Gradient that reaches the nodes by way of the mean and the variance of the batch."""
-    sums = torch.stack([by_bias, by_factor * inverse.square()])
-    if norm[2] is not False:
-        dist.all_reduce(sums, group=norm[2])
-    number = statistics[0]
-    slopes = -table[1] * sums / number.clamp(min=1) * (number >= 2)
-    counts = status[graph] == Status.OK.value
-    if masses is not None:
-        counts = counts & (masses > 0)
-    return torch.where(counts.unsqueeze(-1), slopes[0] + slopes[1] * (nodes - table[0]), 0.0).to(nodes.dtype)
+    """How each feature is normed and how it counts in the cost, ``(5, D)``.
 
-
-def survey(
-    nodes: Tensor, masses: Tensor | None, graph: Tensor, ptr: Tensor, limit: float, compiled: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The order that sorts the nodes by graph, the statuses of the graphs before, and the statistics of what counts."""
-    if compiled:
-        order, status, statistics = survey_by_kernels(nodes, masses, graph, ptr, limit)
-        return order, status, statistics
-    return graph, *in_torch.survey(nodes, masses, graph, len(ptr) - 1, limit)  # any order will do
-
-
-Form = tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]
-
-
-def by(compiled: bool) -> Form:
-    """The way there and the way back."""
-    return (receive_by_kernels, adjoint_by_kernels) if compiled else (_receive_in_torch, _adjoint_in_torch)
+    What is taken off, a factor, what is put back, the square of the weight, and the inverse deviation.
+    """
+    squared = squared.to(statistics)
+    if weight is None or bias is None or mean is None or variance is None:
+        nothing, one = torch.zeros_like(squared), torch.ones_like(squared)
+        return torch.stack([nothing, one, nothing, squared, one])
+    if own:
+        enough = statistics[0] >= 2
+        mean, variance = torch.where(enough, statistics[1], mean), torch.where(enough, statistics[2], variance)
+    inverse = (variance.to(statistics) + epsilon).rsqrt()
+    return torch.stack([mean.to(statistics), weight * inverse, bias.to(statistics), squared, inverse])
 
 
 def _receive_in_torch(*given: Any) -> tuple[Tensor, ...]:
@@ -231,9 +191,12 @@ def _adjoint_in_torch(*given: Any) -> tuple[Tensor, ...]:
     return in_torch.adjoint(*(*given[:7], given[10], *given[12:]))
 
 
+# By kernels: operators for graphs that are being traced, functions elsewhere. Where kernels fail, torch takes over.
+
+
 def _arrays(*tensors: Tensor) -> list[Any]:
     """The tensors as C-contiguous arrays, which is what kernels read."""
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+    return [(tensor.detach() if tensor.requires_grad else tensor).contiguous().numpy() for tensor in tensors]
 
 
 def _or_none(masses: Tensor | None, nodes: Tensor) -> Tensor:
@@ -244,11 +207,6 @@ def _give_up(error: KernelError) -> None:
     if not _broken:
         _broken.append(str(error))
     say_once(f"{error}: torch computes the same, more slowly.")
-
-
-def _room(nodes: Tensor, ptr: Tensor, points: int) -> int:
-    """Numbers that the plans of all graphs take, each graph filled up to whole lanes."""
-    return 8 * (nodes.shape[0] // 8 + ptr.shape[0]) * points
 
 
 def _survey_shapes(
@@ -262,15 +220,14 @@ def _survey_shapes(
 def survey_by_kernels(
     nodes: Tensor, masses: Tensor | None, graph: Tensor, ptr: Tensor, limit: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    order, status, statistics = _survey_shapes(nodes, masses, graph, ptr, limit)
+    """The order that sorts the nodes by graph, and :func:`flowpool.step.in_torch.survey`."""
     if not _broken:
         from flowpool.step import receive_kernels as kernels
 
+        filled = _survey_shapes(nodes, masses, graph, ptr, limit)
         try:
-            kernels.survey(
-                *_arrays(nodes, graph, _or_none(masses, nodes)), limit, *_arrays(ptr, order, status, statistics)
-            )
-            return order, status, statistics
+            kernels.survey(*_arrays(nodes, graph, _or_none(masses, nodes)), limit, *_arrays(ptr, *filled))
+            return filled
         except KernelError as error:
             _give_up(error)
     precise = None if masses is None else masses.double()
@@ -282,9 +239,10 @@ def _shapes(
     ptr: Tensor, order: Tensor, status: Tensor, switches: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     graphs, (points, dim) = ptr.shape[0] - 1, reference.shape
+    room = 8 * (nodes.shape[0] // 8 + ptr.shape[0]) * points  # each graph is filled up to whole lanes
     return (
         table.new_empty(graphs, 2 * points * dim + dim + 1), table.new_empty(graphs, 2 * points * dim + points),
-        table.new_empty(_room(nodes, ptr, points)), status.new_empty(graphs), table.new_empty(graphs),
+        table.new_empty(room), status.new_empty(graphs), table.new_empty(graphs),
     )  # fmt: skip
 
 
@@ -294,28 +252,21 @@ def receive_by_kernels(
     ptr: Tensor, order: Tensor, status: Tensor, switches: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """:func:`flowpool.step.in_torch.receive`, but for how the portions are kept."""
-    outputs = _shapes(nodes, masses, reference, shares, epsilon, table, graph, ptr, order, status, switches)
-    rows, found, portions, ended, error = outputs
+    filled = _shapes(nodes, masses, reference, shares, epsilon, table, graph, ptr, order, status, switches)
+    portions, ended = filled[2:4]
     if not _broken:
         from flowpool.step import receive_kernels as kernels
 
-        given = _arrays(nodes, order, _or_none(masses, nodes), ptr, reference, shares.unsqueeze(0), epsilon, table)
         ended.copy_(status)
+        given = _arrays(nodes, order, _or_none(masses, nodes), ptr, reference, shares, epsilon, table)
         try:
-            kernels.receive(
-                given,
-                switches,
-                tuple(_arrays(rows, found, portions.unsqueeze(0), ended, error)),
-                torch.get_num_threads(),
-            )
-            return outputs
+            kernels.receive(given, switches, tuple(_arrays(*filled)), torch.get_num_threads())
+            return filled
         except KernelError as problem:
             _give_up(problem)
     nodes, masses = nodes.double(), None if masses is None else masses.double()
-    rows, found, own, ended, error = in_torch.receive(
-        nodes, masses, reference, shares, epsilon, table, graph, status, switches
-    )
-    portions[: own.numel()] = own.flatten()
+    again = (nodes, masses, reference, shares, epsilon, table, graph, status, switches)
+    rows, found, _, ended, error = in_torch.receive(*again)
     return rows, found, portions, ended, error
 
 
@@ -323,13 +274,10 @@ def _adjoint_shapes(
     nodes: Tensor, masses: Tensor | None, reference: Tensor, shares: Tensor, epsilon: Tensor, table: Tensor, graph: Tensor,
     ptr: Tensor, order: Tensor, status: Tensor, switches: int, to_masses: bool, found: Tensor, portions: Tensor,
     upstream: Tensor, upstream_masses: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dim = nodes.shape[1]
-    return (
-        nodes.new_empty(nodes.shape), nodes.new_empty(nodes.shape[0] if to_masses else 0), reference.new_empty(reference.shape),
-        shares.new_empty(shares.shape), table.new_empty(dim), table.new_empty(dim), table.new_empty(dim),
-        epsilon.new_empty(epsilon.shape),
-    )  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    points, dim = reference.shape
+    shared = table.new_empty(ptr.shape[0] - 1, points * dim + points + 3 * dim + 1)
+    return nodes.new_empty(nodes.shape), nodes.new_empty(nodes.shape[0] if to_masses else 0), shared
 
 
 @opaque(_adjoint_shapes)
@@ -337,38 +285,43 @@ def adjoint_by_kernels(
     nodes: Tensor, masses: Tensor | None, reference: Tensor, shares: Tensor, epsilon: Tensor, table: Tensor, graph: Tensor,
     ptr: Tensor, order: Tensor, status: Tensor, switches: int, to_masses: bool, found: Tensor, portions: Tensor,
     upstream: Tensor, upstream_masses: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """:func:`flowpool.step.in_torch.adjoint`; nothing for the masses unless that is asked for."""
-    (points, dim), graphs = reference.shape, ptr.shape[0] - 1
     if not _broken:
         from flowpool.step import receive_kernels as kernels
 
-        in_nodes, in_masses = nodes.new_empty(nodes.shape), nodes.new_empty(nodes.shape[0] if to_masses else 0)
-        shared = table.new_empty(graphs, points * dim + points + 3 * dim + 1)
-        given = _arrays(nodes, order, _or_none(masses, nodes), ptr, reference, shares.unsqueeze(0), epsilon, table)
+        filled = _adjoint_shapes(
+            nodes, masses, reference, shares, epsilon, table, graph, ptr, order, status, switches, to_masses, found,
+            portions, upstream, upstream_masses,
+        )  # fmt: skip
+        given = _arrays(nodes, order, _or_none(masses, nodes), ptr, reference, shares, epsilon, table)
+        kept, back = tuple(_arrays(found, portions)), tuple(_arrays(upstream, upstream_masses))
         try:
-            kernels.adjoint(
-                given, switches, tuple(_arrays(found, portions.unsqueeze(0))), tuple(_arrays(upstream, upstream_masses)),
-                tuple(_arrays(in_nodes, in_masses, shared)), torch.get_num_threads(),
-            )  # fmt: skip
+            kernels.adjoint(given, switches, kept, back, tuple(_arrays(*filled)), torch.get_num_threads())
+            return filled
         except KernelError as error:
             _give_up(error)
-        else:
-            total = shared[:, :-1].sum(0).split([points * dim, points, dim, dim, dim])
-            in_reference, in_shares, in_weights, in_factor, in_bias = (value.clone() for value in total)
-            in_epsilon = shared[:, -1].clone()
-            return (
-                in_nodes,
-                in_masses,
-                in_reference.view(points, dim),
-                in_shares,
-                in_weights,
-                in_factor,
-                in_bias,
-                in_epsilon,
-            )
     precise, weighed = nodes.double(), None if masses is None else masses.double()
     again = (precise, weighed, reference, shares, epsilon, table, graph)
     _, found, portions, _, _ = in_torch.receive(*again, status, switches)
-    back = in_torch.adjoint(*again, switches, found, portions, upstream, upstream_masses)
-    return back[0].to(nodes), back[1].to(nodes) if to_masses else nodes.new_empty(0), *back[2:]
+    in_nodes, in_masses, shared = in_torch.adjoint(*again, switches, found, portions, upstream, upstream_masses)
+    return in_nodes.to(nodes), in_masses.to(nodes) if to_masses else nodes.new_empty(0), shared
+
+
+@opaque(lambda gradient, nodes, masses, graph, status, table, sums, statistics: gradient.new_empty(gradient.shape))
+def less_by_kernels(
+    gradient: Tensor, nodes: Tensor, masses: Tensor | None, graph: Tensor, status: Tensor, table: Tensor, sums: Tensor,
+    statistics: Tensor,
+) -> Tensor:  # fmt: skip
+    """:func:`flowpool.step.in_torch.less`."""
+    if not _broken:
+        from flowpool.step import receive_kernels as kernels
+
+        result = gradient.new_empty(gradient.shape)
+        given = _arrays(gradient, nodes, _or_none(masses, nodes), graph, status, table, sums, statistics, result)
+        try:
+            kernels.leave_norm(*given)
+            return result
+        except KernelError as error:
+            _give_up(error)
+    return in_torch.less(gradient, nodes, masses, graph, status, table, sums, statistics)

@@ -38,8 +38,9 @@ LONG = 2**20  # numbers from which a call may take longer than a person waits to
 OK, EMPTY, BAD, LEFT, OVERFLOW = (
     int(status) for status in (Status.OK, Status.EMPTY, Status.NONFINITE_INPUT, Status.MAX_STEPS, Status.NONFINITE)
 )
-# Rows of numbers for each feature: how it is normed (taken off, factor, put back), and the squared weight in the cost.
-MIDDLE, SLOPE, BIAS, WEIGHT = range(4)
+# Rows of numbers for each feature: how it is normed (taken off, factor, put back), the squared weight in the cost,
+# and the inverse deviation.
+MIDDLE, SLOPE, BIAS, WEIGHT, INVERSE = range(5)
 # Switches.
 FREE, RELATIVE, MOVED, ROOTS = 1, 2, 4, 8
 
@@ -114,18 +115,23 @@ def centre(own, masses, dim, size, mean, squares):  # type: ignore[no-untyped-de
     """Takes the mean off, and fills it and the mean square of what is left, each ``(1, D)``."""
     stay_apart()
     length = padded(size)
+    row_products(masses, 1, own, 0, dim, length, mean, False)
+    # Two features at a time: one sum waits for what the other computes.
+    for d in range(0, dim, 2):
+        e = min(d + 1, dim - 1)
+        offset0, offset1 = splat(mean[0, d]), splat(mean[0, e])
+        value0 = splat(0.0)
+        value1 = splat(0.0)
+        for j in range(0, length, WIDTH):
+            mass = load(masses, 0, j)
+            away0 = subtract(load(own, d, j), offset0)
+            away1 = subtract(load(own, e, j), offset1)
+            store(own, d, j, away0)
+            store(own, e, j, away1)
+            value0 = fma(multiply(mass, away0), away0, value0)
+            value1 = fma(multiply(mass, away1), away1, value1)
+        squares[0, d], squares[0, e] = total(value0), total(value1)
     for d in range(dim):
-        value = splat(0.0)
-        for j in range(0, length, WIDTH):
-            value = fma(load(masses, 0, j), load(own, d, j), value)
-        mean[0, d] = total(value)
-        offset = splat(mean[0, d])
-        value = splat(0.0)
-        for j in range(0, length, WIDTH):
-            away = subtract(load(own, d, j), offset)
-            store(own, d, j, away)
-            value = fma(multiply(load(masses, 0, j), away), away, value)
-        squares[0, d] = total(value)
         if squares[0, d] <= SPREADLESS * mean[0, d] * mean[0, d]:
             squares[0, d] = 0.0
         for j in range(size, length):
@@ -186,37 +192,56 @@ def take_moments(own, plan, reference, mean, unit, switches, count, dim, length,
     for i in range(count):
         received[0, i] = work[RECEIVED, i]
         # Next to nothing lies at every point from the start, so that there is a mean where nothing comes.
-        whole = received[0, i] + NEXT_TO_NOTHING
+        inverse = 1.0 / (received[0, i] + NEXT_TO_NOTHING)
         for d in range(dim):
             away = unit[0, 0] * reference[i, d] - (0.0 if switches & RELATIVE else mean[0, d])
-            found[i, d] = (found[i, d] + NEXT_TO_NOTHING * away) / whole
-            middle = splat(found[i, d])
-            value = splat(0.0)
+            found[i, d] = (found[i, d] + NEXT_TO_NOTHING * away) * inverse
+        for d in range(0, dim, 4):
+            d1, d2, d3 = min(d + 1, dim - 1), min(d + 2, dim - 1), min(d + 3, dim - 1)
+            middle0, middle1 = splat(found[i, d]), splat(found[i, d1])
+            middle2, middle3 = splat(found[i, d2]), splat(found[i, d3])
+            value0 = splat(0.0)
+            value1 = splat(0.0)
+            value2 = splat(0.0)
+            value3 = splat(0.0)
             for j in range(0, length, WIDTH):
-                away_lanes = subtract(load(own, d, j), middle)
-                value = fma(multiply(load(plan, i, j), away_lanes), away_lanes, value)
-            variance = total(value) / whole
+                came = load(plan, i, j)
+                away0 = subtract(load(own, d, j), middle0)
+                away1 = subtract(load(own, d1, j), middle1)
+                away2 = subtract(load(own, d2, j), middle2)
+                away3 = subtract(load(own, d3, j), middle3)
+                value0 = fma(multiply(came, away0), away0, value0)
+                value1 = fma(multiply(came, away1), away1, value1)
+                value2 = fma(multiply(came, away2), away2, value2)
+                value3 = fma(multiply(came, away3), away3, value3)
+            spread[i, d], spread[i, d1] = total(value0) * inverse, total(value1) * inverse
+            spread[i, d2], spread[i, d3] = total(value2) * inverse, total(value3) * inverse
+        for d in range(dim):
             size = abs(found[i, d]) + abs(mean[0, d])
-            spread[i, d] = 0.0 if variance <= SPREADLESS * size * size else variance
+            if spread[i, d] <= SPREADLESS * size * size:
+                spread[i, d] = 0.0
 
 
 @kernel
 def tell(found, reference, mean, whole, switches, count, dim, rows):  # type: ignore[no-untyped-def]
-    """Whether all is finite of the row of a graph: means, spreads, sum of the nodes, their number."""
+    """Whether all is finite of the row of a graph: means, variances, sum of the nodes, their number."""
     stay_apart()
-    spread, check = part(found, count * dim, dim), 0.0
+    spread, moved = part(found, count * dim, dim), 1.0 if switches & MOVED else 0.0
     for i in range(count):
         for d in range(dim):
-            value = found[i, d] + mean[0, d]
-            rows[0, i * dim + d] = value - reference[i, d] if switches & MOVED else value
-            value = spread[i, d]
-            rows[0, (count + i) * dim + d] = math.sqrt(value) if switches & ROOTS else value
+            rows[0, i * dim + d] = found[i, d] + mean[0, d] - moved * reference[i, d]
+            rows[0, (count + i) * dim + d] = spread[i, d]
     for d in range(dim):
         rows[0, 2 * count * dim + d] = whole * mean[0, d]
     rows[0, (2 * count + 1) * dim] = whole
-    for k in range((2 * count + 1) * dim + 1):
-        check += 0.0 * rows[0, k]
-    return check == 0.0
+    end = (2 * count + 1) * dim + 1
+    check = splat(0.0)
+    for k in range(0, end // WIDTH * WIDTH, WIDTH):
+        check = fma(splat(0.0), load(rows, 0, k), check)
+    rest = 0.0
+    for k in range(end // WIDTH * WIDTH, end):
+        rest += 0.0 * rows[0, k]
+    return total(check) + rest == 0.0
 
 
 @shared
@@ -237,8 +262,8 @@ def receive_graphs(counter, memory, nodes, order, masses, ptr, reference, shares
     """Fills the outputs of each graph that is drawn from the counter: rows, found, portions, statuses, errors."""
     stay_apart()
     rows, found, portions, statuses, errors = outputs
-    points, features, given_shares = rows_of(reference), rows_of(table), rows_of(shares)
-    told, kept, plans, buffer = rows_of(rows), rows_of(found), rows_of(portions), rows_of(memory)
+    points, features, given_shares = rows_of(reference), rows_of(table), rows_of(shares.reshape(1, -1))
+    told, kept, plans, buffer = rows_of(rows), rows_of(found), rows_of(portions.reshape(1, -1)), rows_of(memory)
     count, dim = reference.shape
     side, wide = padded(count), padded(dim)
     work = part(buffer, 0, side)
@@ -301,16 +326,17 @@ def open_gradient(found, upstream, upstream_masses, switches, count, dim, direct
     stay_apart()
     spread, received = part(found, count * dim, dim), part(found, 2 * count * dim, count)
     for i in range(count):
-        whole = received[0, i] + NEXT_TO_NOTHING
+        inverse = 1.0 / (received[0, i] + NEXT_TO_NOTHING)
         constant = 0.0
         for d in range(dim):
             value, variance = upstream[0, (count + i) * dim + d], spread[i, d]
-            if switches & ROOTS:
-                value = 0.5 * value / math.sqrt(variance) if variance > 0.0 else 0.0
-            direct[i, d] = upstream[0, i * dim + d] / whole
-            bent[i, d] = 2.0 * value / whole
+            if switches & ROOTS:  # of what is zero, at the tip of a cone, the slope is that of the axis
+                value = 0.5 * value / variance if variance > 0.0 else 0.0
+                variance *= variance
+            direct[i, d] = upstream[0, i * dim + d] * inverse
+            bent[i, d] = 2.0 * value * inverse
             constant -= value * variance
-        work[FACTORS, i] = constant / whole + upstream_masses[0, i]
+        work[FACTORS, i] = constant * inverse + upstream_masses[0, i]
         work[RECEIVED, i] = received[0, i]
 
 
@@ -379,11 +405,13 @@ def to_reference(reference, table, mean, unit, switches, count, dim, slopes, pul
             value = unit[0, 2] * pulled[i, d] - 2.0 * unit[0, 3] * push * away
             own = table[WEIGHT, d] * value + place * unit[0, 0] * given
             result[0, i * dim + d] = own - given if switches & MOVED else own
-            weights[0, d] += slopes[i, d] * pulled[i, d] / table[WEIGHT, d] - unit[0, 3] * push * away * away
+            weights[0, d] += slopes[i, d] * pulled[i, d] - unit[0, 3] * push * table[WEIGHT, d] * away * away
             by_slope += slopes[i, d] * pulled[i, d]
             by_square -= unit[0, 3] * push * table[WEIGHT, d] * away * away
             by_place += place * unit[0, 0] * given * reference[i, d]
         result[0, count * dim + i] = work[STEP, i]
+    for d in range(dim):
+        weights[0, d] /= table[WEIGHT, d]
     result[0, count * dim + count + 3 * dim] = -(by_slope + by_square) / epsilon
     return by_slope + 2.0 * by_square + by_place, -(by_slope + by_square)
 
@@ -431,14 +459,13 @@ def give_nodes(nodes, order, start, size, table, back, to_nodes, by_slope, by_bi
     stay_apart()
     dim = nodes.shape[1]
     for d in range(dim):
-        by_slope[0, d] = by_bias[0, d] = 0.0
+        by_slope[0, d], by_bias[0, d] = 0.0, row_total(back, d, padded(size))
     for j in range(size):
         row = order[start + j]
         for d in range(dim):
             value = back[d, j]
             to_nodes[row, d] = value * table[SLOPE, d]
             by_slope[0, d] += value * (nodes[row, d] - table[MIDDLE, d])
-            by_bias[0, d] += value
 
 
 @kernel
@@ -490,8 +517,8 @@ def send_back(  # type: ignore[no-untyped-def]
     given, given_masses = rows_of(upstream[0]), rows_of(upstream[1])
     to_nodes, to_masses, shared_gradients = gradients
     results = rows_of(shared_gradients)
-    points, features, given_shares = rows_of(reference), rows_of(table), rows_of(shares)
-    all_found, plans, buffer = rows_of(found), rows_of(portions), rows_of(memory)
+    points, features, given_shares = rows_of(reference), rows_of(table), rows_of(shares.reshape(1, -1))
+    all_found, plans, buffer = rows_of(found), rows_of(portions.reshape(1, -1)), rows_of(memory)
     count, dim = reference.shape
     side, wide, width = padded(count), padded(dim), shared_gradients.shape[1]
     work = part(buffer, 0, side)
@@ -571,9 +598,30 @@ def send_back(  # type: ignore[no-untyped-def]
             give_masses(own, mean, dim, order, start, size, own_masses, whole, sums, own_to_masses, to_masses)
 
 
+@entry
+def leave_norm(gradient, nodes, masses, graph, statuses, table, sums, statistics, result):  # type: ignore[no-untyped-def]
+    """Fills the gradient in the nodes less what the mean and the variance of the batch take of it."""
+    dim, number = nodes.shape[1], statistics[0, 0]
+    slopes = np.empty((2, dim))
+    for d in range(dim):
+        share = table[SLOPE, d] / number if number >= 2 else 0.0
+        slopes[0, d] = share * sums[d]
+        slopes[1, d] = share * sums[dim + d] * table[INVERSE, d] * table[INVERSE, d]
+    for row in range(len(nodes)):
+        counts = statuses[graph[row]] == OK and (len(masses) == 0 or masses[row] > 0)
+        for d in range(dim):
+            away = slopes[0, d] + slopes[1, d] * (nodes[row, d] - table[MIDDLE, d])
+            result[row, d] = gradient[row, d] - (away if counts else 0.0)
+
+
 def receive(given, switches, outputs, threads):  # type: ignore[no-untyped-def]
     """Calls :func:`receive_graphs` for all graphs."""
     _for_all_graphs(receive_graphs, given, (switches, outputs), threads)
+    if switches & ROOTS:
+        rows, found = outputs[:2]
+        size = given[4].size
+        np.sqrt(found[:, size : 2 * size], out=found[:, size : 2 * size])
+        rows[:, size : 2 * size] = found[:, size : 2 * size]
 
 
 def adjoint(given, switches, kept, upstream, gradients, threads):  # type: ignore[no-untyped-def]

@@ -157,7 +157,7 @@ def _compared(
             [value.detach().cpu() for value in (out, *tensors, *(t.grad for t in tensors if t.grad is not None))]
         )
     equal = len(found[0]) == len(found[1]) and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    near = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-3)) for a, b in zip(*found, strict=True))
+    near = max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in zip(*found, strict=True))
     return {
         "equal": equal,
         "near": near,

@@ -207,7 +207,7 @@ def share_out(scores, masses, shares, count, length, heat, tolerance, portions, 
         else:
             reweigh_nodes(masses, count, length, portions, plan, work)
         before, error = error, worst_share(shares, count, work)
-        if STALLED > error > 0.5 * before:  # rounding
+        if not heat > 1.0 and STALLED > error > 0.5 * before:  # rounding
             break
         if not error > (HALFWAY if heat > 1.0 else tolerance):
             if not heat > 1.0 or math.isnan(error):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -176,9 +176,9 @@ def _vectors(build: Callable[[int, int], Any]) -> Method:
     return fit
 
 
-def _flow_vectorizer(num_points: int, seed: int, **options: Any) -> FlowVectorizer:
+def _flow_vectorizer(num_points: int, seed: int, by: Literal["step", "free"] = "step") -> FlowVectorizer:
     # The size is offered to every method alike, see `flowpool.lab.frozen.selection`.
-    return FlowVectorizer(num_points, size=None, random_state=seed, **options)
+    return FlowVectorizer(num_points, by=by, size=None, random_state=seed)
 
 
 def _exact(graphs: GraphDataset, rounds: int, num_points: int, seed: int) -> Fitted:
@@ -193,12 +193,15 @@ def _weisfeiler_lehman(graphs: GraphDataset, rounds: int, num_points: int, seed:
     return _WeisfeilerLehman(graphs, rounds)
 
 
+_DEFAULT_POINTS = FlowVectorizer().num_points
 _LOT_POINTS = 64
 _FSW_WIDTH = 512  # that of the slices
 
 METHODS: dict[str, Method] = {
-    "flow-vectorizer": _vectors(_flow_vectorizer),
-    "flow-step": _vectors(lambda num_points, seed: _flow_vectorizer(num_points, seed, by="step")),
+    # As it is by default, however many points others have.
+    "flow-vectorizer": _vectors(lambda num_points, seed: _flow_vectorizer(_DEFAULT_POINTS, seed)),
+    "flow-step": _vectors(_flow_vectorizer),
+    "flow-free": _vectors(lambda num_points, seed: _flow_vectorizer(_DEFAULT_POINTS, seed, "free")),
     "flow": _vectors(Flow),
     "mean": _vectors(lambda num_points, seed: Moments("mean")),
     "sum": _vectors(lambda num_points, seed: Moments("sum")),

@@ -41,7 +41,7 @@ def flow_pool(
     masses: Tensor | None = None,
     point_masses: Tensor | None = None,
     dim_size: int | None = None,
-    cost: str | CostFunction | Geometry = "sqeuclidean",
+    cost: str | CostFunction = "sqeuclidean",
     epsilon: float | Tensor = 0.1,
     relative: bool = True,
     debias: bool = True,
@@ -69,8 +69,7 @@ def flow_pool(
         dim_size: B, to keep trailing graphs without nodes.
         cost: a name, a :class:`flowpool.costs.Cost`, or any callable from ``(..., M, 1, D)`` and ``(..., 1, N, D)`` to
             ``(..., M, N)``. Parameters of a module get exact gradients. With a diagonal
-            :class:`flowpool.costs.Mahalanobis` cost the flow runs in the metric of the cost. A
-            :class:`flowpool.costs.Geometry` is a cost with other values of its parameters.
+            :class:`flowpool.costs.Mahalanobis` cost the flow runs in the metric of the cost.
         epsilon: entropic regularisation, a number, a scalar tensor, or one value per graph ``(B,)``.
         relative: epsilon in units of each graph's mean cost to its mean (for the squared Euclidean cost, the sum of the
             variances R^2), and the reference in units of R around the mean: pooling then commutes with scaling and
@@ -124,7 +123,7 @@ def flow_pool(
             "reference requires a gradient, but X* hardly depends on it: the flow forgets where it began. Pass "
             "reference.detach(), or gradient='unrolled' to differentiate the steps."
         )
-    geometry = cost if isinstance(cost, Geometry) else costs.geometry_of(costs.resolve(cost))
+    geometry = costs.geometry_of(costs.resolve(cost))
     costs.check_width(geometry.cost, nodes.shape[1])
     for name, weights in (("masses", masses), ("point_masses", point_masses)):
         if isinstance(weights, Tensor):

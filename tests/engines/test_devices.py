@@ -16,7 +16,7 @@ from flowpool.engines.devices import HOST, carried
 
 ONCE = {"down": 1, "up": 1, "asked": 0}  # copies to the host and from it, questions for a value
 NEVER = {"down": 0, "up": 0, "asked": 0}
-FLOW = {"flow_pool": 4, "FlowPool": 2, "FlowCoarsen": 2}  # and how many gradients they have
+FLOW = {"flow_pool": 4, "FlowPool": 2}  # and how many gradients they have
 STEP = {"transport_pool": 4, "FlowReadout": 7, "FlowReadout in evaluation": 7}
 
 
@@ -60,6 +60,15 @@ def test_each_pass_goes_to_the_host_once_and_comes_back_once_with_the_bits_of_th
     seen = found[case + way]
     assert seen["equal"] and seen["gradients"] == FLOW[case]
     assert seen["forward"] == seen["backward"] == ONCE
+
+
+def test_coarsening_goes_to_the_host_for_its_points_alone(found: dict[str, Any]) -> None:
+    seen = found["FlowCoarsen"]
+    assert seen["near"] < 1e-5 and seen["gradients"] == 2
+    assert (seen["forward"]["down"], seen["forward"]["up"]) == (1, 1) and seen["forward"][
+        "asked"
+    ] <= 7  # checks of edges
+    assert seen["backward"] == ONCE
 
 
 @pytest.mark.parametrize("way", ["", " compiled"])

@@ -71,7 +71,7 @@ MATCHING = 1e-13  # share of a point's mass below which what it gives to a secon
 DAMPING = 1e-3  # of Newton at first, in units of the error that is left
 PIVOTS = 2**31 - 1  # of exact transport by POT, which gives what it has at its own limit; 5,000 points reach that
 
-# The transport that gives every point the same share (flowpool.step.balance)
+# The transport that gives every point the same share (flowpool.step)
 BALANCED = 1e-10  # error of the shares in units of 1/M that is enough; the last Newton step squares it
 UNBALANCED = 1e-9  # the same, from which a graph is said not to have been solved
 HALFWAY = 0.01  # the same, before epsilon is lowered further; with 0.1 few points far away left whole nodes unshared

@@ -11,26 +11,23 @@ over the nodes of a point, would give densities that forget how many edges there
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from flowpool import costs
-from flowpool.core.measures import Clouds
+from flowpool.core.measures import graphs_of
 from flowpool.core.updates import UpdateStep
-from flowpool.costs import CostFunction, Geometry
-from flowpool.engines.choice import say_where
-from flowpool.engines.devices import HOST, carried
+from flowpool.costs import CostFunction
+from flowpool.engines.devices import precision_on
 from flowpool.inputs import check_choice, check_like, checked_epsilon, checked_point_masses
 from flowpool.nn.edges import check_edges, check_nodes, check_within
 from flowpool.nn.pool import FlowPool
 from flowpool.nn.report import Report
 from flowpool.options import Engine, Gradient, OnFailure
-from flowpool.step.balance import balanced
-from flowpool.step.pool import Step, centre, precise_clouds, scores_of, without_broken
-from flowpool.step.ragged import products_of_rows, sums_of_products, use_kernels
+from flowpool.step.in_torch import MORE_STEPS, newton_step, share_out, sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +67,8 @@ class Coarsened:
                 f"row for each of the {num_points} points of {num_graphs} graphs."
             )
         check_like(features, self.assignment, "features", "assignment")
-        order, ptr = _grouped(self.node_batch, num_graphs)
         values = features.to(self.assignment.dtype).view(num_graphs, num_points, features.shape[1])
-        return products_of_rows(self.assignment[order], values, ptr, compiled=False)[order.argsort()]
+        return (self.assignment.unsqueeze(1) @ values[self.node_batch]).squeeze(1)
 
 
 class FlowCoarsen(nn.Module):
@@ -176,50 +172,25 @@ class FlowCoarsen(nn.Module):
                 raise ValueError(
                     f"edge_attr has shape {tuple(edge_attr.shape)}; expected ({num_edges}, num_edge_features)."
                 )
-        geometry = costs.geometry_of(self.pool.cost)
-        given: list[Any] = [x, edge_index, edge_weight, batch, masses, edge_attr, self.pool.reference]
-        given += geometry.tensors.values()
-        if self.pool._leaves_device(x):
-            say_where(x.device)
-            given = carried(given, HOST)
-        found = self._coarsened(dim_size, x.device, geometry.having(given[7:]), *given[:7])
-        return Coarsened(*carried([getattr(found, place.name) for place in fields(found)], x.device))
-
-    def _coarsened(
-        self,
-        dim_size: int | None,
-        device: torch.device,
-        geometry: Geometry,
-        x: Tensor,
-        edge_index: Tensor,
-        edge_weight: Tensor | None,
-        batch: Tensor | None,
-        masses: Tensor | None,
-        edge_attr: Tensor | None,
-        reference: Tensor,
-    ) -> Coarsened:
-        """:meth:`forward` where everything is, with a report for a caller on a device."""
         check_nodes(edge_index, x.shape[0])
-        differentiable = torch.is_grad_enabled() and self.pool.options.gradient != "none"
-        with torch.set_grad_enabled(differentiable):
-            clouds, order = precise_clouds(x, batch, None, masses, dim_size)
-            back = order.argsort()
-            node_batch = clouds.batch[back]
-            check_within(edge_index, node_batch)
-            pooled = self.pool._pooled(reference, geometry, x, batch, None, clouds.num_graphs, masses)
-            self.pool._conclude(Report.of(pooled), device)
-            shares = _assignment(self.pool, geometry, clouds, pooled.points.to(clouds.nodes.dtype))[back]  # (N, M)
+        offsets, node_batch = graphs_of(x.detach(), batch, None, None, dim_size)  # masses are checked by the pool
+        check_within(edge_index, node_batch)
+        num_graphs = len(offsets) - 1
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.pool.options.gradient != "none"):
+            pooled = self.pool.pooled(x, node_batch, None, num_graphs, masses)
+            self.pool._conclude(Report.of(pooled), x.device)
+            shares = _assignment(self.pool, x, masses, node_batch, pooled.points)  # (N, M)
             adjacency, attributes = _coarse_edges(
-                shares, edge_index, edge_weight, edge_attr, self.edge_attr, node_batch, clouds.num_graphs
+                shares, edge_index, edge_weight, edge_attr, self.edge_attr, node_batch, num_graphs
             )
-        pairs, chosen = _all_pairs(edge_index, node_batch, clouds.num_graphs, self.pool.num_points)
+        pairs, chosen = _all_pairs(edge_index, node_batch, num_graphs, self.pool.num_points)
         return Coarsened(
             pooled.points.flatten(0, 1).to(x.dtype),
             adjacency.to(x.dtype),
             pairs,
             adjacency[chosen].flatten().to(x.dtype),
             None if attributes is None else attributes[chosen].flatten(0, 2).to(x.dtype),
-            torch.arange(clouds.num_graphs, device=x.device).repeat_interleave(self.pool.num_points),
+            torch.arange(num_graphs, device=x.device).repeat_interleave(self.pool.num_points),
             shares.to(x.dtype),
             node_batch,
         )
@@ -228,32 +199,33 @@ class FlowCoarsen(nn.Module):
         return f"edge_attr={self.edge_attr!r}"
 
 
-def _assignment(pool: FlowPool, geometry: Geometry, clouds: Clouds, points: Tensor) -> Tensor:
+def _assignment(pool: FlowPool, x: Tensor, masses: Tensor | None, graph: Tensor, points: Tensor) -> Tensor:
     """S as a differentiable function of the nodes, of the points and of the cost's parameters, ``(N, M)``.
 
-    The points are those that the flow ended with, ``(B, M, D)``; their coupling with the nodes is solved here once more,
-    since it is one entropic transport whose way to the points, to the nodes and to the cost autograd then knows.
+    The points are those that the flow ended with, ``(B, M, D)``; their coupling with the nodes is solved here once more.
+    One further Newton step, which changes nothing, then tells autograd how the potentials depend on everything.
     """
-    clouds, broken = without_broken(clouds)
-    overflowed = points.detach().isfinite().flatten(1).all(1).logical_not()
-    broken = overflowed if broken is None else broken | overflowed
-    points = points.masked_fill(broken[:, None, None], 0.0)
-    geometry = geometry.to(clouds.nodes.dtype, clouds.nodes.device)
-    epsilon = checked_epsilon(pool.epsilon, clouds.num_graphs, clouds.nodes)
+    num_graphs, num_points, _ = points.shape
+    broken = points.detach().isfinite().flatten(1).all(1).logical_not()  # (B,), not pooled: their rows are NaN
+    precision = precision_on(x.device)
+    nodes = x.to(precision).masked_fill(broken[graph, None], 0.0)
+    points = points.to(precision).masked_fill(broken[:, None, None], 0.0)
+    weights = torch.ones_like(nodes[:, :1]) if masses is None else masses.to(precision).unsqueeze(-1)
+    weights = weights / sums(weights, graph, num_graphs)[graph]  # (N, 1)
+    geometry = costs.geometry_of(pool.cost).to(precision, x.device)
+    epsilon = checked_epsilon(pool.epsilon, num_graphs, nodes).unsqueeze(-1)  # (B, 1)
     if pool.relative:
-        to_mean = geometry.pairwise(clouds.mean()[clouds.batch], clouds.nodes)
-        unit = clouds.sum(clouds.masses * to_mean)  # (B,)
+        to_mean = geometry.pairwise(sums(weights * nodes, graph, num_graphs)[graph], nodes).unsqueeze(-1)
+        unit = sums(weights * to_mean, graph, num_graphs)
         epsilon = epsilon * torch.where(unit > 0, unit, 1.0)  # in a graph that is one point all is shared equally
-    compiled = use_kernels("auto" if pool.options.engine == "compiled" else pool.options.engine, clouds.nodes)
-    equal = checked_point_masses(None, pool.num_points, clouds.nodes)
-    if costs.is_weighing(pool.cost):
-        step = Step(points, equal, epsilon, geometry.feature_weights, False, compiled)
-        scores = scores_of(clouds, *centre(clouds, compiled), points, step)
-    else:
-        cost = geometry.pairwise(points[clouds.batch].unsqueeze(2), clouds.nodes[:, None, None])  # (N, M, 1)
-        scores = -cost.squeeze(-1) / epsilon[clouds.batch, None]
-    shares = balanced(scores, clouds.masses, equal, clouds.ptr, compiled)
-    return shares.masked_fill(broken[clouds.batch, None], torch.nan)
+    scores = -geometry.pairwise(points[graph], nodes.unsqueeze(1)) / epsilon[graph]  # (N, M)
+    equal = checked_point_masses(None, num_points, nodes)
+    with torch.no_grad():
+        found, _ = share_out(scores, weights, equal, graph, num_graphs, MORE_STEPS)
+    log_shares = found.log() + scores - scores.detach()
+    received = sums(weights * log_shares.softmax(-1), graph, num_graphs)
+    change = newton_step(found, weights.detach(), equal - received, received.detach(), graph)
+    return (log_shares + change[graph]).softmax(-1).masked_fill(broken[graph, None], torch.nan)
 
 
 def _coarse_edges(
@@ -266,28 +238,25 @@ def _coarse_edges(
     num_graphs: int,
 ) -> tuple[Tensor, Tensor | None]:
     """``S^T A S`` of each graph, ``(B, M, M)``, and the features between its points, ``(B, M, M, F)``."""
-    order, ptr = _grouped(node_batch[edge_index[0]], num_graphs)
-    source, target = edge_index[:, order]
+    source, target = edge_index
     ends = shares[target]  # (E, M)
     if edge_weight is not None:
-        ends = ends * edge_weight.to(shares.dtype)[order, None]
-    compiled = use_kernels("auto", shares)
-    adjacency = sums_of_products(shares[source], ends, ptr, compiled)
+        ends = ends * edge_weight.to(shares.dtype).unsqueeze(-1)
+    adjacency = _handed_over(shares, sums(ends, source, len(shares)), node_batch, num_graphs)
     if edge_attr is None:
         return adjacency, None
-    borne = ends.unsqueeze(-1) * edge_attr.to(shares.dtype)[order].unsqueeze(1)  # (E, M, F)
-    sums = sums_of_products(shares[source], borne.flatten(1), ptr, compiled)
-    sums = sums.view(*adjacency.shape, edge_attr.shape[1])
+    borne = (ends.unsqueeze(-1) * edge_attr.to(shares.dtype).unsqueeze(1)).flatten(1)  # (E, M * F)
+    total = _handed_over(shares, sums(borne, source, len(shares)), node_batch, num_graphs)
+    total = total.view(*adjacency.shape, edge_attr.shape[1])
     if reduce == "sum":
-        return adjacency, sums
+        return adjacency, total
     joined = (adjacency != 0).unsqueeze(-1)
-    return adjacency, torch.where(joined, sums / torch.where(joined, adjacency.unsqueeze(-1), 1.0), 0.0)
+    return adjacency, torch.where(joined, total / torch.where(joined, adjacency.unsqueeze(-1), 1.0), 0.0)
 
 
-def _grouped(batch: Tensor, num_graphs: int) -> tuple[Tensor, Tensor]:
-    """The order that puts what belongs to each graph together, and the offsets of the graphs then, ``(B + 1,)``."""
-    sizes = torch.bincount(batch, minlength=num_graphs)
-    return batch.argsort(stable=True), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+def _handed_over(shares: Tensor, values: Tensor, node_batch: Tensor, num_graphs: int) -> Tensor:
+    """What the nodes ``(N, K)`` of each graph give to its points, by their shares, ``(B, M, K)``."""
+    return torch.stack([sums(share * values, node_batch, num_graphs) for share in shares.split(1, 1)], 1)
 
 
 def _all_pairs(edge_index: Tensor, node_batch: Tensor, num_graphs: int, num_points: int) -> tuple[Tensor, Tensor]:

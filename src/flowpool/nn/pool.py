@@ -17,8 +17,6 @@ from torch_geometric.nn.inits import reset
 
 from flowpool import costs, references
 from flowpool.core.updates import UpdateStep
-from flowpool.costs import Geometry
-from flowpool.engines import choice
 from flowpool.inputs import check_epsilon, check_flag, check_like, checked_point_masses
 from flowpool.nn.base import PointAggregation, check_most, graph_of_nodes, initial_reference
 from flowpool.nn.report import Report
@@ -178,23 +176,6 @@ class FlowPool(PointAggregation):
         masses: Tensor | None = None,
     ) -> Pooled:
         """The full record with plans and divergence, by :func:`flowpool.flow_pool` with this layer's settings."""
-        return self._pooled(self.reference, costs.geometry_of(self.cost), x, index, ptr, dim_size, masses)
-
-    def _leaves_device(self, x: Tensor) -> bool:
-        """Whether kernels on the CPU pool what is on another device."""
-        return x.device.type != "cpu" and choice.use_kernels(self.options, self.cost, self.point_masses, self.relative)
-
-    def _pooled(
-        self,
-        reference: Tensor,
-        geometry: Geometry,
-        x: Tensor,
-        index: Tensor | None,
-        ptr: Tensor | None,
-        dim_size: int | None,
-        masses: Tensor | None,
-    ) -> Pooled:
-        """:meth:`pooled` from a reference, and with a cost, that are where ``x`` is."""
         # Not in half precision, in which two rows of the reference could be equal.
         self._check(x)
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -206,11 +187,11 @@ class FlowPool(PointAggregation):
                 x.to(dtype),
                 index,
                 ptr,
-                reference=reference.to(dtype),
+                reference=self.reference.to(dtype),
                 masses=masses,
                 point_masses=None if self.point_masses is None else self.point_masses.to(dtype),
                 dim_size=dim_size,
-                cost=geometry,
+                cost=self.cost,
                 epsilon=self.epsilon,
                 relative=self.relative,
                 **vars(self.options),

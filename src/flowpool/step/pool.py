@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flowpool import costs, references
-from flowpool.core.measures import Clouds, check_features, graphs_of, make_clouds
+from flowpool.core.measures import check_features, graphs_of
 from flowpool.costs import Cost, CostFunction
 from flowpool.engines.devices import opaque, precision_on
 from flowpool.inputs import (
@@ -34,7 +34,6 @@ from flowpool.inputs import (
     may_look,
 )
 from flowpool.options import ENGINES, Engine
-from flowpool.step.ragged import products_of_rows, sums_of_products
 from flowpool.step.receive import FREE, RELATIVE, receive, use_kernels
 
 
@@ -203,89 +202,3 @@ def checked_cost(cost: str | CostFunction, num_features: int) -> Cost:
             "use flow_pool or FlowPool, which take any cost."
         )
     return given
-
-
-class Step(NamedTuple):
-    """What is asked of one step, in the precision in which plans are computed."""
-
-    reference: Tensor  # X, (M, D)
-    shares: Tensor  # a, (M,), summing to one
-    epsilon: Tensor  # (B,)
-    weights: Tensor | None  # w, (D,), of the cost |w (x - y)|^2; None: all one
-    free: bool
-    compiled: bool
-
-
-def precise_clouds(
-    nodes: Tensor,
-    batch: Tensor | None,
-    ptr: Tensor | None,
-    masses: Tensor | None,
-    dim_size: int | None,
-) -> tuple[Clouds, Tensor]:
-    """:func:`flowpool.core.measures.make_clouds` in the precision in which plans are computed."""
-    precision = precision_on(nodes.device)
-    nodes, masses = nodes.to(precision), None if masses is None else masses.to(precision)
-    if not torch.compiler.is_compiling() or dim_size is None:
-        return make_clouds(nodes, batch, ptr, masses, dim_size)
-    offsets, order = sorted_by_graph(nodes.detach(), batch, ptr, masses, dim_size)
-    weights = torch.ones_like(nodes[:, 0]) if masses is None else masses[order]
-    clouds = Clouds.from_ptr(nodes[order], weights, offsets)
-    return Clouds(clouds.nodes, weights / clouds.sum(weights)[clouds.batch], offsets, clouds.batch), order
-
-
-@opaque(
-    lambda nodes, batch, ptr, masses, num_graphs: (
-        nodes.new_empty(num_graphs + 1, dtype=torch.long),
-        nodes.new_empty(nodes.shape[0], dtype=torch.long),
-    )
-)
-def sorted_by_graph(
-    nodes: Tensor, batch: Tensor | None, ptr: Tensor | None, masses: Tensor | None, num_graphs: int
-) -> tuple[Tensor, Tensor]:
-    """Offsets of the graphs ``(B + 1,)`` and the order ``(N,)`` of clouds, whose checks ask for values: for traced graphs."""
-    clouds, order = make_clouds(nodes, batch, ptr, masses, num_graphs)
-    return clouds.ptr.clone(), order.clone()
-
-
-def without_broken(clouds: Clouds) -> tuple[Clouds, Tensor | None]:
-    """The clouds with zeros in place of graphs that have NaN or infinite features, and which these are, ``(B,)`` bool.
-
-    What is shared, like a reference, then gets no NaN from them; whoever hands rows to the caller puts NaN there. None:
-    there are none, which is the usual case and known at once unless a graph is being traced.
-    """
-    finite = clouds.nodes.detach().isfinite()
-    if not torch.compiler.is_compiling() and bool(finite.all()):
-        return clouds, None
-    broken = clouds.sum((~finite).any(-1).to(clouds.masses.dtype)) > 0
-    return clouds.moved(clouds.nodes.masked_fill(broken[clouds.batch, None], 0.0)), broken
-
-
-def centre(clouds: Clouds, compiled: bool) -> tuple[Tensor, Tensor]:
-    """Mean of each graph ``(B, D)``, and how its nodes deviate from it ``(N, D)``.
-
-    Squares of distances are differences of squares, in which offsets would cancel. No result depends on which offset is
-    taken off, so this one has no gradient.
-    """
-    with torch.no_grad():
-        mean = sums_of_products(clouds.masses.unsqueeze(-1), clouds.nodes, clouds.ptr, compiled).squeeze(1)
-    return mean, clouds.nodes - mean[clouds.batch]
-
-
-def scores_of(clouds: Clouds, mean: Tensor, deviations: Tensor, points: Tensor, step: Step) -> Tensor:
-    """``-C(x, y) / epsilon`` between points ``(B or 1, M, D)`` and the nodes of each graph, ``(N, M)``.
-
-    Up to a number per node, which no softmax sees; and with free masses plus ``log a``. ``mean`` and ``deviations`` are
-    those of :func:`centre`.
-    """
-    middle = points.detach().mean(1, keepdim=True)  # an offset without a gradient, like the mean
-    nearby = points - middle
-    pull = nearby if step.weights is None else nearby * step.weights.square()
-    # -|x - y|^2 = 2 x.y - |x|^2 up to a number that is the same for all points, and y is its mean and its deviation.
-    from_mean = (pull * (2 * (mean.unsqueeze(1) - middle) - nearby)).sum(-1, keepdim=True)  # (B, M, 1)
-    constant, slope = from_mean / step.epsilon[:, None, None], 2 * pull / step.epsilon[:, None, None]
-    if step.free:
-        constant = constant + step.shares.log().unsqueeze(-1)
-    coefficients = torch.cat([constant, slope], -1)  # (B, M, 1 + D)
-    terms = torch.cat([torch.ones_like(deviations[:, :1]), deviations], 1)  # (N, 1 + D)
-    return products_of_rows(terms, coefficients.mT, clouds.ptr, step.compiled)

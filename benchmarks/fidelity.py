@@ -23,7 +23,6 @@ from flowpool.core import flow
 from flowpool.core.divergence import Energy
 from flowpool.core.measures import make_clouds
 from flowpool.costs import Geometry, SquaredEuclidean
-from flowpool.engines.torch_engine import Framed, buckets
 from flowpool.lab.speed.cases import graph_case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -40,7 +39,9 @@ def reference_flow(energy: Energy, points: Tensor, duration: float) -> tuple[Ten
         if bool(resting.all()):
             break
         move = -STEP * here.gradient / energy.scales.stiffness.unsqueeze(-1)
-        here = energy.evaluate(torch.where(resting[:, None, None], here.points, here.points + move), here, 1e-10)
+        here = energy.evaluate(
+            torch.where(resting[:, None, None], here.points, here.points + move), here.transport.potential, 1e-10
+        )
     resting = here.gradient.square().sum((-1, -2)).sqrt() < 1e-7
     return flow.follow(energy, here.points, 1e-9, 3000).points, resting
 
@@ -80,12 +81,13 @@ def main() -> None:
     start = reference.expand(options.count, num_points, dim)
     print(f"{options.dataset}, {options.count} graphs, d={dim}, M={num_points}, reference N(0, 1)")
     for level in map(float, options.epsilons.split(",")):
-        problem = Framed(framed, start, uniform, torch.full_like(radius, level), Geometry(SquaredEuclidean()), True)
         fine, rested = torch.zeros_like(start), torch.zeros_like(radius, dtype=torch.bool)
-        for bucket in buckets(problem):
-            fine[bucket.graphs], rested[bucket.graphs] = reference_flow(
-                bucket.energy, start[bucket.graphs], options.time
+        for graphs in framed.groups(torch.arange(options.count), num_points * dim):
+            shares = uniform.expand(len(graphs), num_points)
+            energy = Energy(
+                Geometry(SquaredEuclidean()), *framed.padded(graphs), shares, torch.full((len(graphs),), level).double()
             )
+            fine[graphs], rested[graphs] = reference_flow(energy, start[graphs], options.time)
         print(f"epsilon {level}: fine flow at rest by itself for {rested.double().mean():.0%}", flush=True)
         for engine in options.engines.split(","):
             began = time.process_time()

@@ -64,23 +64,51 @@ def test_an_opened_cost_gives_the_gradient_and_is_differentiable(cost):
 
 
 @pytest.mark.parametrize("constant", [True, False])
-def test_a_cloud_opened_with_itself_gives_half_of_the_gradient_and_is_differentiable(constant):
-    x = PAIR.points[:1].clone().requires_grad_()
-    plan = torch.rand(1, 4, 4, dtype=torch.float64)
-    plan = plan + plan.transpose(-1, -2)
+def test_a_cloud_opened_with_others_and_itself_gives_the_gradient_in_the_first_argument(constant):
+    x, y = PAIR.points[:1].clone().requires_grad_(), PAIR.nodes[:1]
+    plan = torch.rand(1, 4, 11, dtype=torch.float64)
     form = replace(geometry(Custom(lambda a, b: (a - b).pow(4).sum(-1) + 3)), constant=constant)
-    (expected,) = torch.autograd.grad((plan * form.matrix(x, x)).sum() / 2, x)
-    cost, pulled = form.opened(x)
-    assert torch.allclose(cost, form.matrix(x, x)) and torch.allclose(pulled(plan), expected)
-    assert gradcheck(lambda p, a: form.opened(a)[1](p + p.transpose(-1, -2)), (plan.requires_grad_(), x))
+    fixed = torch.cat([y, x.detach()], 1)
+    (expected,) = torch.autograd.grad((plan * form.matrix(x, fixed)).sum(), x)
+    cost, pulled = form.opened(x, torch.cat([y, x], 1), 4)
+    assert torch.allclose(cost, form.matrix(x, fixed)) and torch.allclose(pulled(plan), expected)
+    assert gradcheck(lambda p, a: form.opened(a, torch.cat([y, a], 1), 4)[1](p), (plan.requires_grad_(), x))
 
 
 def test_a_constant_diagonal_is_never_differentiated():
     x = PAIR.points[:1].clone().requires_grad_()
     plan = torch.ones(1, 4, 4, dtype=torch.float64)
     form = geometry(Custom(lambda a, b: (a - b).norm(dim=-1) ** 3))
-    curved = [torch.autograd.grad(f.opened(x)[1](plan).sum(), x)[0] for f in (form, replace(form, constant=True))]
+    forms = (form, replace(form, constant=True))
+    curved = [torch.autograd.grad(f.opened(x, x, 4)[1](plan).sum(), x)[0] for f in forms]
     assert not curved[0].isfinite().all() and curved[1].isfinite().all()
+
+
+@pytest.mark.parametrize("cost", [*ALL[:1], *ALL[2:], Custom(lambda a, b: -(a * b).sum(-1))], ids=str)
+def test_slopes_are_the_derivatives_of_every_pair(cost):
+    """And those of a cost that is linear in each argument, whose second derivative in one of them vanishes."""
+    x, y, form = PAIR.points[:1, :2].clone(), PAIR.nodes[:1, :3], geometry(cost)
+    plan = torch.rand(1, 2, 5, dtype=torch.float64)
+    slopes, bends, across = form.slopes(x, torch.cat([y, x], 1), plan, 2)
+    for i in range(2):
+        for j, other in enumerate([*y[0], *x[0]]):
+            if j == 3 + i:
+                continue  # some have no derivative there, and of none it matters
+            hessian = torch.autograd.functional.hessian(form.pairwise, (x[0, i], other))
+            slope = torch.autograd.functional.jacobian(lambda p, q=other: form.pairwise(p, q), x[0, i])
+            assert torch.allclose(slopes[0, i, :, j], slope, atol=1e-12)
+            if j >= 3:
+                assert torch.allclose(across[0, i, :, j - 3], plan[0, i, j] * hessian[0][1], atol=1e-12)
+    away = plan.clone()
+    away[0, 0, 3] = away[0, 1, 4] = 0.0
+    bends = form.slopes(x, torch.cat([y, x], 1), away, 2)[1]
+    for i in range(2):
+        expected = sum(
+            away[0, i, j] * torch.autograd.functional.hessian(lambda p, q=other: form.pairwise(p, q), x[0, i])
+            for j, other in enumerate([*y[0], *x[0]])
+            if j != 3 + i
+        )
+        assert torch.allclose(bends[0, i], expected, atol=1e-12)
 
 
 def test_a_float32_module_is_evaluated_in_float64_with_gradients_to_it():

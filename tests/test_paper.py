@@ -58,7 +58,7 @@ def test_an_update_may_write_into_its_arguments():
     ("update_step", "error", "message"),
     [
         (lambda points, gradient, step, state: points, TypeError, "returned a Tensor; return the points and a state"),
-        (lambda points, gradient, step, state: (points[:, :1], state), ValueError, r"shape \(2, 1, 2\) for points of"),
+        (lambda points, gradient, step, state: (points[:, :1], state), ValueError, r"shape \(1, 1, 2\) for points of"),
     ],
 )
 def test_what_an_update_returns_is_checked(update_step, error, message):

@@ -4,6 +4,7 @@ from helpers import central_difference, mutag_clouds
 from torch.autograd import gradcheck
 
 from flowpool import Status, costs, flow_pool
+from flowpool.core import sinkhorn
 from flowpool.core.divergence import make_energy, sinkhorn_divergence
 from flowpool.core.hessian import dense_hessian
 
@@ -189,9 +190,8 @@ def test_divergence_and_plan_are_those_of_the_points():
         assert torch.allclose(plan.sum(0), masses[0]) and torch.allclose(plan.sum(1), torch.full((3,), 1 / 3).double())
         # At X* the two barycentric maps agree: that is what a vanishing gradient says.
         cost = torch.cdist(pooled.points[graph], pooled.points[graph]) ** 2
-        from flowpool.core.sinkhorn import solve_self
-
-        own_plan = solve_self(cost.unsqueeze(0), torch.full((1, 3), 1 / 3).double(), torch.tensor([0.4]).double()).plan
+        equal = torch.full((1, 3), 1 / 3).double()
+        own_plan = sinkhorn.solve(cost.unsqueeze(0), equal, equal, torch.tensor([0.4]).double()).plan
         assert torch.allclose(plan @ NODES[own], own_plan[0] @ pooled.points[graph], atol=1e-10)
     with pytest.raises(IndexError, match="graph 2 of a batch of 2"):
         pooled.plan(2)

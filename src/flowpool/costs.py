@@ -299,37 +299,69 @@ class Geometry:
         result: Tensor = functional_call(self.cost, self.tensors, (x, y))
         return result
 
-    def opened(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def opened(self, x: Tensor, y: Tensor, own: int = 0) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """All costs, ``(B, M, N)``, and the function that maps a plan to the gradient of ``<plan, C>`` in x, ``(B, M, D)``.
 
-        Both are differentiable in everything where grad mode is on. Without y the cloud meets itself, the plan is
-        symmetric, and the gradient is that of half of ``<plan, C(x, x)>``.
+        Both are differentiable in everything where grad mode is on; the gradient is that in the first argument alone.
+
+        Args:
+            own: so many rows at the end of y are x itself.
         """
         if self.is_squared_euclidean:
-            other = x if y is None else y
-            return self.matrix(x, other), lambda plan: torch.baddbmm(
-                plan.sum(-1, keepdim=True) * x, plan, other, beta=2, alpha=-2
-            )
+            return self.matrix(x, y), lambda plan: 2 * (plan.sum(-1, keepdim=True) * x - plan @ y)
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             moved = x.clone() if x.requires_grad else x.detach().requires_grad_()
-            cost = self._own(moved) if y is None else self.matrix(moved, y)
+            cost = self._pairs(moved.unsqueeze(-2), y, own)
 
         def pulled(plan: Tensor) -> Tensor:
-            weights = plan / 2 if y is None else plan
-            return torch.autograd.grad(cost, moved, weights, create_graph=again)[0]
+            return torch.autograd.grad(cost, moved, plan, create_graph=again)[0]
 
         return cost if again else cost.detach(), pulled
 
-    def _own(self, x: Tensor) -> Tensor:
-        """All costs between the points of a cloud, ``(B, M, M)``."""
-        if not self.constant:
-            return self.matrix(x, x)
-        diagonal = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
-        first = x[..., :1, :].detach()
-        beside = x.unsqueeze(-3) + diagonal.unsqueeze(-1).to(x.dtype)  # never the point itself, (B, M, M, D)
-        cost = self.pairwise(x.unsqueeze(-2), beside)
-        return torch.where(diagonal, self.pairwise(first, first).unsqueeze(-1), cost)
+    def slopes(self, x: Tensor, y: Tensor, plan: Tensor, own: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """First and second derivatives of the costs, each pair for itself; arguments as for :meth:`opened`.
+
+        Returns:
+            The derivative of ``C(x_i, y_j)`` in its first argument, ``(B, M, D, N)``; ``sum_j P_ij`` of the second derivative in
+            that argument, ``(B, M, D, D)``; and ``P_ik`` times the mixed one, in both, for the rows of y that are x,
+            ``(B, M, D, own, D)``.
+        """
+        batch, num_points, dim = x.shape
+        if self.is_squared_euclidean:
+            unit = torch.eye(dim, dtype=x.dtype, device=x.device)
+            apart = 2 * (x.unsqueeze(-1) - y.mT.unsqueeze(1))
+            bends = 2 * plan.sum(-1)[..., None, None] * unit
+            across = plan[..., plan.shape[-1] - own :]
+            return apart, bends, -2 * across[:, :, None, :, None] * unit[:, None, :]
+        with torch.enable_grad():
+            first, second = x.detach().unsqueeze(2).requires_grad_(), y.detach().clone().requires_grad_()
+            pairs = second.unsqueeze(1).expand(batch, num_points, -1, dim)
+            wide = first.expand_as(pairs)
+            (apart,) = torch.autograd.grad(self._pairs(wide, pairs, own).sum(), wide, create_graph=True)
+            weighted = (plan.unsqueeze(-1) * apart).sum((0, 1, 2))
+            rows = [_second(weighted[d], (first, pairs)) for d in range(dim)]
+        bends = torch.stack([row[0].squeeze(2) for row in rows], 2)
+        across = torch.stack([row[1][:, :, pairs.shape[2] - own :] for row in rows], 2)
+        return apart.detach().mT, bends, across
+
+    def _pairs(self, x: Tensor, y: Tensor, own: int) -> Tensor:
+        """All costs, ``(B, M, N)``, between ``(B, M, 1 or N, D)`` and ``(B, N, D)`` or ``(B, M, N, D)``."""
+        y = y.unsqueeze(1) if y.dim() == 3 else y
+        if not (own and self.constant):
+            return self.pairwise(x, y)
+        others = y.shape[2] - own
+        diagonal = torch.arange(own, device=x.device).unsqueeze(1) == torch.arange(-others, own, device=x.device)
+        beside = y + diagonal.unsqueeze(-1).to(y.dtype)  # never the point itself, (B, M, N, D)
+        itself = y[:, :1, -1:].detach()
+        return torch.where(diagonal, self.pairwise(itself, itself), self.pairwise(x, beside))
+
+
+def _second(value: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Derivatives of a first derivative, zero where that is constant."""
+    if not value.requires_grad:
+        return tuple(torch.zeros_like(one) for one in inputs)
+    return torch.autograd.grad(value, inputs, retain_graph=True, materialize_grads=True)
 
 
 def is_weighing(cost: Cost) -> bool:

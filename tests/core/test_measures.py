@@ -40,12 +40,12 @@ def test_masses_are_normalised_per_graph():
     assert torch.allclose(clouds.mean()[0], 0.25 * NODES[0] + 0.75 * NODES[1])
 
 
-def test_one_graph_without_batch_and_selection_of_graphs():
+def test_one_graph_without_batch_and_padded_graphs():
     assert make_clouds(NODES)[0].ptr.tolist() == [0, 6]
     clouds, _ = make_clouds(NODES, ptr=torch.tensor([0, 2, 3, 6]))
-    chosen = clouds.select(torch.tensor([2, 0]))
-    assert chosen.ptr.tolist() == [0, 3, 5] and chosen.batch.tolist() == [0, 0, 0, 1, 1]
-    assert torch.equal(chosen.nodes, torch.cat([clouds.nodes[3:6], clouds.nodes[0:2]]))
+    nodes, masses = clouds.padded(torch.tensor([2, 0]))
+    assert torch.equal(nodes[0], clouds.nodes[3:6]) and torch.equal(nodes[1, :2], clouds.nodes[0:2])
+    assert not nodes[1, 2].any() and masses[1].tolist() == [0.5, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from helpers import random_pair
 from torch.autograd import gradcheck
 
 from flowpool.core import sinkhorn
-from flowpool.core.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan
+from flowpool.core.sinkhorn import DifferentiablePlan
 
 PAIR = random_pair()
 COST = torch.cdist(PAIR.points, PAIR.nodes) ** 2
@@ -18,12 +18,23 @@ def epsilon(value, batch=3):
     return torch.full((batch,), value, dtype=torch.float64)
 
 
+def alternated(cost, a, b, level, iterations=20_000):
+    """The plan by the alternation of the paper (eq. 6): each update makes one marginal exact."""
+    scaled, f = cost / level, torch.zeros_like(a)
+    for _ in range(iterations):
+        g = b.log() - (f.unsqueeze(-1) - scaled).logsumexp(-2)
+        following = a.log() - (g.unsqueeze(-2) - scaled).logsumexp(-1)
+        if float((following - f).abs().max()) < 1e-14:
+            break
+        f = following
+    return (f.unsqueeze(-1) + g.unsqueeze(-2) - scaled).exp()
+
+
 @pytest.mark.parametrize("level", [10.0, 1.0, 0.3])
 def test_newton_and_sinkhorn_and_pot_give_the_same_plan(level):
     newton = sinkhorn.solve(COST, A, B, epsilon(level))
-    ascent = sinkhorn.sinkhorn(COST, A, B, epsilon(level), tolerance=1e-12, max_iterations=20_000)
     assert newton.error.max() <= 1e-12
-    assert torch.allclose(newton.plan, ascent.plan, atol=1e-11)
+    assert torch.allclose(newton.plan, alternated(COST, A, B, level), atol=1e-11)
     for graph in range(3):
         plan = ot.bregman.sinkhorn_log(
             A[graph].numpy(), B[graph].numpy(), COST[graph].numpy(), level, numItermax=20_000, stopThr=1e-13
@@ -41,8 +52,8 @@ def test_scaling_form_equals_potentials_form():
         v = B / (kernel.transpose(-1, -2) @ u.unsqueeze(-1)).squeeze(-1)
     solved = sinkhorn.solve(COST, A, B, epsilon(level))
     assert torch.allclose(u.unsqueeze(-1) * kernel * v.unsqueeze(-2), solved.plan, atol=1e-12)
-    dual = solved.dual_potential(COST, B, epsilon(level))
-    scaled = ((solved.potential[..., None] + dual[:, None] - COST) / level).exp()
+    potential, dual = sinkhorn.potentials(COST, B, epsilon(level), solved)
+    scaled = ((potential[..., None] + dual[:, None] - COST) / level).exp()
     assert torch.allclose(scaled, solved.plan, atol=1e-12)
 
 
@@ -50,24 +61,39 @@ def test_value_is_the_primal_objective():
     level = 0.3
     solved = sinkhorn.solve(COST, A, B, epsilon(level))
     primal = (solved.plan * COST).sum((-1, -2)) + level * (solved.plan * solved.plan.log()).sum((-1, -2))
-    assert torch.allclose(solved.value(COST, A, B, epsilon(level)), primal, atol=1e-10)
+    assert torch.allclose(sinkhorn.value(COST, A, B, epsilon(level), solved), primal, atol=1e-10)
 
 
-def test_each_problem_stops_on_its_own_and_a_warm_start_saves_iterations():
+def test_a_warm_start_gives_the_same_plan_and_the_other_half_of_the_alternation_a_better_one():
     levels = torch.tensor([5.0, 0.5, 0.02], dtype=torch.float64)
-    together = sinkhorn.sinkhorn(COST, A, B, levels, tolerance=1e-9, max_iterations=100_000)
-    assert together.iterations[0] < together.iterations[1] < together.iterations[2]
-    for graph in range(3):
-        one = slice(graph, graph + 1)
-        alone = sinkhorn.sinkhorn(COST[one], A[one], B[one], levels[one], tolerance=1e-9, max_iterations=100_000)
-        assert alone.iterations[0] == together.iterations[graph]
     cold = sinkhorn.solve(COST, A, B, levels)
-    warm = sinkhorn.solve(COST * 1.001, A, B, levels, cold.potential)
-    assert (warm.iterations < cold.iterations).all()
+    moved = (PAIR.points + 0.1).unsqueeze(2) - PAIR.nodes.unsqueeze(1)
+    moved = moved.square().sum(-1)
+    warm = sinkhorn.solve(moved, A, B, levels, cold.potential)
+    assert torch.allclose(warm.plan, sinkhorn.solve(moved, A, B, levels).plan, atol=1e-11)
+    before, after = COST / levels[:, None, None], moved / levels[:, None, None]
+    carried = sinkhorn.opposite(sinkhorn.soft_minimum(cold.potential, before), after, A, B)
+    plain, better = (sinkhorn.newton(after, A, B, start, 0).error for start in (cold.potential, carried))
+    assert (better < 0.8 * plain).all(), (better, plain)
+
+
+@pytest.mark.parametrize("level", [1e-1, 1e-3, 1e-6])
+def test_newton_climbs_from_anywhere(level):
+    """Started from nothing at the smallest epsilon, without stages: every few iterations the objective is higher."""
+    scaled = COST / level
+
+    def objective(potential):
+        return (A * potential).sum(-1) + (B * sinkhorn.soft_minimum(potential, scaled)).sum(-1)
+
+    potential, values = torch.zeros_like(A), []
+    for _ in range(20):
+        values.append(objective(potential))
+        potential = sinkhorn.newton(scaled, A, B, potential).potential
+    assert (torch.stack(values).diff(dim=0) >= -1e-9 * scaled.amax()).all()
 
 
 def test_unfinished_problems_say_how_far_they_are():
-    stopped = sinkhorn.sinkhorn(COST, A, B, epsilon(0.01), max_iterations=3)
+    stopped = sinkhorn.newton(COST / 0.01, A, B, torch.zeros_like(A), 1)
     assert (stopped.error > 1e-6).all()
     assert torch.allclose(stopped.error, (stopped.plan.sum(-1) - A).abs().sum(-1))
 
@@ -82,18 +108,25 @@ def test_a_node_without_mass_is_a_node_that_is_absent():
 
 
 @pytest.mark.parametrize("level", [10.0, 1.0, 0.1, 0.01])
-def test_self_transport_by_newton_by_averaged_sinkhorn_and_as_a_general_problem(level):
-    solved = sinkhorn.solve_self(SELF_COST, A, epsilon(level))
-    ascent = sinkhorn.sinkhorn_self(SELF_COST, A, epsilon(level), tolerance=1e-13)
-    general = sinkhorn.solve(SELF_COST, A, A, epsilon(level))
+def test_the_transport_of_a_cloud_to_itself_is_symmetric(level):
+    solved = sinkhorn.solve(SELF_COST, A, A, epsilon(level))
     assert solved.error.max() <= 1e-12
-    assert torch.allclose(solved.plan, ascent.plan, atol=1e-11)
-    assert torch.allclose(solved.plan, general.plan, atol=1e-9)
-    assert torch.equal(solved.plan, solved.plan.transpose(-1, -2))
-    value = (solved.plan * SELF_COST).sum((-1, -2)) + level * torch.special.xlogy(solved.plan, solved.plan).sum(
+    assert torch.allclose(solved.plan, averaged(SELF_COST, A, level), atol=1e-11)
+    assert torch.allclose(solved.plan, solved.plan.mT, atol=1e-12)
+    primal = (solved.plan * SELF_COST).sum((-1, -2)) + level * torch.special.xlogy(solved.plan, solved.plan).sum(
         (-1, -2)
     )
-    assert torch.allclose(solved.value(A), value, atol=1e-10)
+    assert torch.allclose(sinkhorn.value(SELF_COST, A, A, epsilon(level), solved), primal, atol=1e-10)
+
+
+def test_a_point_without_mass_is_absent_from_the_transport_to_itself():
+    masses = torch.cat([A, torch.zeros(3, 1, dtype=A.dtype)], 1)
+    cost = torch.nn.functional.pad(SELF_COST, (0, 1, 0, 1), value=2.0)
+    wide, plain = sinkhorn.solve(cost, masses, masses, epsilon(0.3)), sinkhorn.solve(SELF_COST, A, A, epsilon(0.3))
+    assert torch.allclose(wide.plan[:, :-1, :-1], plain.plan, atol=1e-12) and (wide.plan[:, -1] == 0).all()
+    values = [sinkhorn.value(*given, epsilon(0.3), found) for given, found in
+              (((cost, masses, masses), wide), ((SELF_COST, A, A), plain))]  # fmt: skip
+    assert torch.allclose(*values, atol=1e-12)
 
 
 def test_two_diracs_against_one_in_closed_form():
@@ -102,6 +135,14 @@ def test_two_diracs_against_one_in_closed_form():
     assert torch.allclose(one.plan.squeeze(-1), A)
     flat = sinkhorn.solve(torch.ones_like(COST), A, B, epsilon(0.1))
     assert torch.allclose(flat.plan, A[..., None] * B[:, None])
+
+
+def averaged(cost, a, level):
+    """The plan of a cloud with itself: each potential is averaged with what the alternation makes of it."""
+    scaled, h = cost / level, a.log() / 2
+    for _ in range(2000):
+        h = (h + a.log() - (h.unsqueeze(-1) - scaled).logsumexp(-2)) / 2
+    return (h.unsqueeze(-1) + h.unsqueeze(-2) - scaled).exp()
 
 
 def normalised(masses):
@@ -119,12 +160,12 @@ def test_plan_is_differentiable_in_cost_masses_and_epsilon():
     assert gradcheck(plan, inputs)
 
 
-def test_self_plan_is_differentiable():
+def test_the_plan_of_a_cloud_with_itself_is_differentiable():
     def plan(points, a, level):
         cost, a = (points[:, :, None] - points[:, None]).square().sum(-1), normalised(a)
         with torch.no_grad():
-            solved = sinkhorn.solve_self(cost, a, level)
-        return DifferentiableSelfPlan.apply(cost, a, level, solved)
+            solved = sinkhorn.solve(cost, a, a, level)
+        return DifferentiablePlan.apply(cost, a, a, level, solved)
 
     assert gradcheck(plan, [x[:1].clone().requires_grad_() for x in (PAIR.points, A, epsilon(0.4))])
 

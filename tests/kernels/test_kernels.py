@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from flowpool.core.constants import FLAT, INVERSIONS, MOST_LEADING
-from flowpool.core.directions import leading_directions
 from flowpool.kernels.cloud import (
     basis_of,
     cloud_memory,
@@ -275,6 +274,8 @@ def test_hull_and_leading_coordinates_are_those_of_the_specification(case: Case)
     assert graph.hull == np.linalg.matrix_rank(kept)
     np.testing.assert_allclose(graph.basis @ graph.basis.T, np.eye(graph.dimension), atol=1e-14)
     np.testing.assert_allclose(points @ graph.basis.T @ graph.basis, points, atol=1e-14)
+    from leading import leading_directions
+
     cloud = torch.from_numpy(nodes)[None], torch.from_numpy(masses)[None]
     found = leading_directions(*cloud, torch.tensor([epsilon], dtype=torch.float64), len(points))
     taken = int((found.basis[0].norm(dim=-1) > 0).sum())

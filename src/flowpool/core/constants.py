@@ -53,6 +53,7 @@ FURTHER = 5.0  # how far beyond the last move what it has shown of the potential
 # are refused; neither they nor a length need more than one digit.
 TIGHT, ROUGH = 1e-2, 1e-1
 MOST_CG = 500  # iterations
+MOST_DENSE = 128  # largest M D for which the torch engine has the spectrum of the Hessian while the points move
 PRECISE = 1e-11  # first solution of the adjoint
 ADJOINT = 1e-10  # its normal equations, in the metric of the model; where that is poor 1e-8 is off by 3e-6
 MET = 1e-9  # curvature that keeps the model definite where two points have met
@@ -64,8 +65,10 @@ OUTSIDE = 5e-4  # distance of the points from the hull, in units of epsilon, tha
 
 # Entropic transport (flowpool.core.sinkhorn)
 MAX_ITERATIONS = 500  # of Newton, for each stage of a cold start
+SOON = 30  # after which a start at known potentials is given up for a cold one
 LOOSE, STAGE, MOST_STAGES = 0.03, 0.3, 64  # a cold start: marginal error of a stage, factor to the next, their number
 MISPLACED = 0.3  # and no more of the mass of a point, which a smaller epsilon would be slow to carry to its place
+NEARLY = 1e-9  # marginal error from which on Newton ends where it no longer halves it: rounding has the last word
 ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
 DAMPING = 1e-3  # of Newton at first, in units of the error that is left

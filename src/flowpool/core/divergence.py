@@ -8,12 +8,14 @@ r"""The Sinkhorn divergence and its gradient in X (sections 3.3 and 7.1 of the p
 
 Both plans are optimal, so by the envelope theorem their own dependence on X drops out of the first derivative. It does
 not drop out of the second, which is why P and Q are differentiable here.
+
+X meets Y and itself at once: one matrix of costs to all W = N + M of them, and K = 2 problems that differ in the masses of
+its columns, b for the nodes in the one and a for the points in the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,11 +23,8 @@ from torch import Tensor
 
 from flowpool import costs
 from flowpool.core import sinkhorn
-from flowpool.core.constants import FURTHER
-from flowpool.core.directions import Directions, leading_directions
 from flowpool.core.once import once
-from flowpool.core.records import lazy, take
-from flowpool.core.sinkhorn import DifferentiablePlan, DifferentiableSelfPlan, SelfTransport, Transport
+from flowpool.core.sinkhorn import DifferentiablePlan, Transport
 from flowpool.costs import CostFunction, Geometry
 
 
@@ -34,19 +33,37 @@ class Evaluation(NamedTuple):
 
     points: Tensor  # (B, M, D)
     gradient: Tensor  # (B, M, D)
-    cost: Tensor  # (B, M, N)
-    xy: Transport
-    xx: SelfTransport | None  # None when the energy is not debiased
+    cost: Tensor  # (B, M, W)
+    transport: Transport  # both problems, (2, B, M, W); only the first when the energy is not debiased, and then W = N
+
+    def select(self, index: Tensor) -> Evaluation:
+        """The evaluations of some of the clouds."""
+        transport = Transport(*(x[:, index] for x in self.transport))
+        return Evaluation(self.points[index], self.gradient[index], self.cost[index], transport)
 
     @property
     def error(self) -> Tensor:
         """The larger of the two marginal errors, ``(B,)``."""
-        return self.xy.error if self.xx is None else torch.maximum(self.xy.error, self.xx.error)
+        return self.transport.error.amax(0)
 
     @property
-    def self_potential(self) -> Tensor:
-        """h, ``(B, M)``; zeros when the energy is not debiased."""
-        return torch.zeros_like(self.xy.potential) if self.xx is None else self.xx.potential
+    def plan(self) -> Tensor:
+        """P, ``(B, M, N)``."""
+        return self._between(self.transport.plan)
+
+    @property
+    def conditional(self) -> Tensor:
+        """``P / b``, ``(B, M, N)``."""
+        return self._between(self.transport.conditional)
+
+    @property
+    def self_plan(self) -> Tensor:
+        """Q, ``(B, M, M)``, where the energy is debiased."""
+        return self.transport.plan[1, ..., -self.points.shape[1] :]
+
+    def _between(self, values: Tensor) -> Tensor:
+        nodes = values.shape[-1] - (len(values) - 1) * self.points.shape[1]
+        return values[0, ..., :nodes]
 
 
 class Scales(NamedTuple):
@@ -57,18 +74,9 @@ class Scales(NamedTuple):
     stiffness: Tensor  # (B, M), typical curvature of the energy at a point: 2 a_i for the squared Euclidean cost
     pull: Tensor  # (B,), gradient that counts as one: R for the squared Euclidean cost
 
-
-class Drift(NamedTuple):
-    """What the potentials did at the last move of the points, f beyond what :meth:`Energy.carried` expects of it."""
-
-    moved: Tensor  # (B, M, D)
-    potential: Tensor  # (B, M)
-    self_potential: Tensor  # (B, M)
-
-    def share(self, moved: Tensor) -> Tensor:
-        """How far another move goes along this one, in units of it, ``(B, 1)``."""
-        along = (self.moved * moved).sum((-1, -2)) / self.moved.square().sum((-1, -2))
-        return along.clamp(-FURTHER, FURTHER).nan_to_num(0.0).unsqueeze(-1)
+    def outside(self, points: Tensor) -> Tensor:
+        """Where points lie that are given about the centre and in units of R, ``(B, M, D)``."""
+        return torch.addcmul(self.centre, self.radius[:, None, None], points)
 
 
 @dataclass(frozen=True)
@@ -82,8 +90,6 @@ class Energy:
         point_masses: a, ``(B, M)``, positive.
         epsilon: ``(B,)``.
         debias: S_eps, or L_eps alone.
-        resolution: relative precision that the nodes were given in; finer differences are rounding.
-        features: how many of the D features are no padding; ``None``: all.
     """
 
     geometry: Geometry
@@ -92,111 +98,53 @@ class Energy:
     point_masses: Tensor
     epsilon: Tensor
     debias: bool = True
-    resolution: float = torch.finfo(torch.float64).eps
-    features: int | None = None
 
     def select(self, index: Tensor) -> Energy:
         """The energies of some of the clouds."""
-        part = replace(
-            self,
-            nodes=self.nodes[index],
-            masses=self.masses[index],
-            point_masses=self.point_masses[index],
-            epsilon=self.epsilon[index],
-        )
-        for name in ("scales", "leading", "coordinates"):  # what is known of all is known of some
-            if name in self.__dict__:
-                part.__dict__[name] = take(self.__dict__[name], index)
-        return part
+        parts = (x[index] for x in (self.nodes, self.masses, self.point_masses, self.epsilon))
+        return Energy(self.geometry, *parts, self.debias)
 
-    @lazy
-    @torch.no_grad()
+    @property
     def scales(self) -> Scales:
         """Centre, radius and stiffness of each cloud."""
-        weights = self.masses.unsqueeze(-1)
-        centre = (weights * self.nodes).sum(-2, keepdim=True)
-        variance = (weights * (self.nodes - centre).square()).sum((-1, -2))
+        weights, nodes = self.masses.detach().unsqueeze(-1), self.nodes.detach()
+        centre = (weights * nodes).sum(-2, keepdim=True)
+        variance = (weights * (nodes - centre).square()).sum((-1, -2))
         cost = variance
         if not self.geometry.is_squared_euclidean:
-            cost = (self.masses * self.geometry.matrix(centre, self.nodes).squeeze(-2)).sum(-1)
-        radius, stiffness = variance.sqrt(), 2 * self.point_masses * (cost / variance)[:, None]
+            with torch.no_grad():
+                cost = (self.masses * self.geometry.matrix(centre, nodes).squeeze(-2)).sum(-1)
+        radius, stiffness = variance.sqrt(), 2 * self.point_masses.detach() * (cost / variance)[:, None]
         return Scales(centre, radius, stiffness, radius * stiffness.sum(-1) / 2)
 
-    @lazy
-    def leading(self) -> Directions:
-        """Directions in which the nodes vary most."""
-        centred, num_points = self.nodes - self.scales.centre, self.point_masses.shape[1]
-        return leading_directions(centred, self.masses, self.epsilon, num_points, self.resolution, self.features)
+    @property
+    def own(self) -> int:
+        """How many of the columns are the points themselves."""
+        return self.point_masses.shape[1] if self.debias else 0
 
-    @lazy
-    def coordinates(self) -> Tensor:
-        """Those of the nodes along the leading directions, ``(B, K, N)``."""
-        return torch.bmm(self.leading.basis, self.nodes.mT)
+    def columns(self, points: Tensor) -> Tensor:
+        """What the points ``(B, M, D)`` meet: the nodes, and themselves, ``(B, W, D)``."""
+        return torch.cat([self.nodes, points], 1) if self.debias else self.nodes
+
+    def problems(self, cost: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The K transports: their costs, ``(K, B, M, W)``, masses of rows and columns, and epsilons."""
+        if not self.debias:
+            return cost[None], self.point_masses[None], self.masses[None], self.epsilon[None]
+        nodes, points = torch.zeros_like(self.masses), torch.zeros_like(self.point_masses)
+        columns = torch.stack([torch.cat([self.masses, points], -1), torch.cat([nodes, self.point_masses], -1)])
+        return cost.expand(2, -1, -1, -1), self.point_masses.expand(2, -1, -1), columns, self.epsilon.expand(2, -1)
 
     @torch.no_grad()
     def evaluate(
-        self,
-        points: Tensor,
-        warm: Evaluation | None = None,
-        tolerance: Tensor | float = 1e-12,
-        drift: Drift | None = None,
+        self, points: Tensor, potential: Tensor | None = None, tolerance: Tensor | float = 1e-12
     ) -> Evaluation:
         """The gradient at ``points``, ``(B, M, D)``, with the inner problems solved to ``tolerance``.
 
-        ``warm`` is an evaluation at nearby points. Its potential is carried along, and what the last move has shown beyond
-        that is added, in proportion to how far this one goes along it.
+        ``potential`` are potentials to start from, ``(K, B, M)`` in units of epsilon, as of a transport at nearby points.
         """
-        opened = self.geometry.opened(points, self.nodes)
-        if warm is None:
-            return self._evaluate(points, opened, None, None, tolerance)
-        potential, self_potential = self.carried(warm, opened[0]), warm.self_potential
-        if drift is not None:
-            share = drift.share(points - warm.points)
-            potential = torch.addcmul(potential, share, drift.potential)
-            self_potential = torch.addcmul(self_potential, share, drift.self_potential)
-        return self._evaluate(points, opened, potential, self_potential, tolerance)
-
-    def carried(self, warm: Evaluation, cost: Tensor) -> Tensor:
-        """f of nearby points for another cost, ``f_i += sum_j P_ij (C_ij(new) - C_ij(old)) / a_i``, ``(B, M)``.
-
-        A point that moves by 4 R in one step would otherwise leave its potential 30 epsilon behind.
-        """
-        return warm.xy.potential + (warm.xy.plan * (cost - warm.cost)).sum(-1) / self.point_masses
-
-    def drift(self, before: Evaluation, after: Evaluation) -> Drift:
-        """What the potentials did between two evaluations; nothing where the second failed."""
-        beyond = after.xy.potential - self.carried(before, after.cost)
-        own = after.self_potential - before.self_potential
-        return Drift(after.points - before.points, *(value.nan_to_num(0.0, 0.0, 0.0) for value in (beyond, own)))
-
-    @torch.no_grad()
-    def evaluate_from(
-        self,
-        points: Tensor,
-        potential: Tensor,
-        self_potential: Tensor | None,
-        tolerance: Tensor | float = 1e-12,
-    ) -> Evaluation:
-        """The gradient at ``points`` with the inner problems started from given potentials ``(B, M)``."""
-        return self._evaluate(points, self.geometry.opened(points, self.nodes), potential, self_potential, tolerance)
-
-    def _evaluate(
-        self,
-        points: Tensor,
-        opened: tuple[Tensor, Callable[[Tensor], Tensor]],
-        potential: Tensor | None,
-        self_potential: Tensor | None,
-        tolerance: Tensor | float,
-    ) -> Evaluation:
-        cost, pulled = opened
-        self_cost, self_pulled = self.geometry.opened(points) if self.debias else (None, None)
-        xy, xx = sinkhorn.solve_both(
-            cost, self_cost, self.point_masses, self.masses, self.epsilon, potential, self_potential, tolerance
-        )
-        gradient = pulled(xy.plan)
-        if xx is not None and self_pulled is not None:
-            gradient = gradient - self_pulled(xx.plan)
-        return Evaluation(points, gradient, cost, xy, xx)
+        cost, pulled = self.geometry.opened(points, self.columns(points), self.own)
+        found = sinkhorn.solve(*self.problems(cost), potential, tolerance)
+        return Evaluation(points, pulled(signed(found.plan)), cost, found)
 
     def gradient(self, points: Tensor, solved: Evaluation) -> Tensor:
         """The gradient at ``points`` as a differentiable function of them and of every tensor of the energy.
@@ -205,18 +153,18 @@ class Energy:
             points: ``(B, M, D)``, equal in value to ``solved.points``.
             solved: the tightly solved evaluation there; it supplies the values of the plans.
         """
-        cost, pulled = self.geometry.opened(points, self.nodes)
-        plan = DifferentiablePlan.apply(cost, self.point_masses, self.masses, self.epsilon, solved.xy)
-        gradient = pulled(plan)
-        if solved.xx is not None:
-            cost, pulled = self.geometry.opened(points)
-            gradient = gradient - pulled(DifferentiableSelfPlan.apply(cost, self.point_masses, self.epsilon, solved.xx))
-        return gradient
+        cost, pulled = self.geometry.opened(points, self.columns(points), self.own)
+        return pulled(signed(DifferentiablePlan.apply(*self.problems(cost), solved.transport)))
 
-    def value(self, points: Tensor, solved: Evaluation) -> Tensor:
+    def value(self, here: Evaluation) -> Tensor:
         """What the flow descends, up to the part that does not depend on X, ``(B,)``."""
-        loss = solved.xy.value(solved.cost, self.point_masses, self.masses, self.epsilon)
-        return loss if solved.xx is None else loss - solved.xx.value(self.point_masses) / 2
+        losses = sinkhorn.value(*self.problems(here.cost), here.transport)
+        return losses[0] - losses[1] / 2 if self.debias else losses[0]
+
+
+def signed(plans: Tensor) -> Tensor:
+    """``[P, -Q]``, ``(B, M, W)``: how much of each column pulls at a point, and how much of each point pushes."""
+    return plans[0] - plans[1] if len(plans) == 2 else plans[0]
 
 
 def make_energy(
@@ -256,14 +204,14 @@ def sinkhorn_loss(
     with torch.no_grad():
         a, b, eps = energy.point_masses, energy.masses, energy.epsilon
         solved = sinkhorn.solve(matrix, a, b, eps)
-        value = solved.value(matrix, a, b, eps)
-        dual = torch.where(b > 0, solved.dual_potential(matrix, b, eps), 0.0)
+        value = sinkhorn.value(matrix, a, b, eps, solved)
+        potential, dual = sinkhorn.potentials(matrix, b, eps, solved)
         entropy: Tensor = -torch.special.xlogy(solved.plan, solved.plan).sum((-1, -2))
     loss = (
         value
         + (solved.plan * (matrix - matrix.detach())).sum((-1, -2))
-        + (solved.potential * (energy.point_masses - a.detach())).sum(-1)
-        + (dual * (energy.masses - b.detach())).sum(-1)
+        + (potential * (energy.point_masses - a.detach())).nan_to_num(0.0).sum(-1)
+        + (dual * (energy.masses - b.detach())).nan_to_num(0.0).sum(-1)
         - entropy * (energy.epsilon - eps.detach())
     )
     return once(loss, "A Sinkhorn loss")

@@ -2,25 +2,27 @@ r"""The Wasserstein gradient flow from X^(0) to X* (sections 5 and 6 of the pape
 
 In the metric of the masses the flow is :math:`\dot x_i = -\nabla_{x_i} S_\varepsilon / (2 a_i)`; for the squared
 Euclidean cost this is the difference of two barycentric maps, and a step of length one jumps to it. Which step comes next is
-said by :mod:`flowpool.core.law`, cloud by cloud; :func:`follow` does what it asks for, for all clouds that are asked for the
-same at once. :func:`descend` is Algorithm 1 of the paper as it stands, with a fixed step.
+said by :mod:`flowpool.core.law`. :func:`path` is the flow of one cloud, in numbers on the host and free of units: it asks where
+it wants to know the gradient, is told, and goes on. :func:`follow` answers all clouds at once, so that a device is waited for
+once in a step, whatever the number of clouds. :func:`descend` is Algorithm 1 of the paper as it stands, with a fixed step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Iterable
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flowpool.core import law
-from flowpool.core.constants import FLAT, ROUGH, SINGULAR, TIGHTEST
-from flowpool.core.divergence import Drift, Energy, Evaluation
-from flowpool.core.hessian import Curvature, curvature, hessian_product
+from flowpool.core import law, sinkhorn
+from flowpool.core.constants import FIRST_INNER, FLAT, MAX_ITERATIONS, MOST_DENSE, NEARLY, ROUGH, SINGULAR, TIGHTEST
+from flowpool.core.divergence import Energy, Evaluation, Scales, signed
+from flowpool.core.hessian import differentiable_gradient
 from flowpool.core.law import (
     DISTANCE,
     DONE,
@@ -36,9 +38,11 @@ from flowpool.core.law import (
     TIGHTEN,
     TRY,
 )
-from flowpool.core.records import Record, blank, mix, put, sent, take
-from flowpool.core.systems import System, shifted_model
+from flowpool.core.sinkhorn import AT_ONCE
+from flowpool.core.systems import Solve, Spectrum, conjugate_gradients, newton_step, spectra
 from flowpool.core.updates import UpdateStep, checked
+
+Array = Any  # of numbers on the host
 
 
 class Flowed(NamedTuple):
@@ -46,8 +50,7 @@ class Flowed(NamedTuple):
 
     Attributes:
         points: X*, ``(B, M, D)``.
-        potential: f of the transport to the nodes, ``(B, M)``; a warm start for whoever needs the plan again.
-        self_potential: h of the transport of X* to itself, ``(B, M)``; zeros when the energy is not debiased.
+        potential: of both transports, ``(B, K, M)``, in units of epsilon; a start for whoever needs the plans again.
         residual: length of the Newton step left at X*, in units of R, ``(B,)``.
         steps: ``(B,)`` int64.
         singular: it has ended, and the Hessian at X* has flat directions: the minimiser is not isolated, ``(B,)`` bool.
@@ -55,34 +58,131 @@ class Flowed(NamedTuple):
 
     points: Tensor
     potential: Tensor
-    self_potential: Tensor
     residual: Tensor
     steps: Tensor
     singular: Tensor
 
 
-class _State(SimpleNamespace):
+class Ask(NamedTuple):
+    """Where a cloud wants to know the gradient."""
+
+    points: Array  # (M, D), about the mean of the nodes, in units of R
+    hessian: bool = False  # and the spectrum of the Hessian
+    arrived: bool = True  # the last point asked about is where the cloud is now
+
+
+class Seen(NamedTuple):
+    """What a cloud is told."""
+
+    points: Array  # (M, D)
+    gradient: Array  # (M, D), in units of the pull
+    error: float
+    spectrum: Spectrum | None
+
+
+class State(SimpleNamespace):
     """The fields of :data:`flowpool.core.law.STATE`."""
 
 
-# What is asked of a cloud is an evaluation of the gradient at X', or a linear system with the Hessian; a STAGE is both.
-_EVALUATE = (EXPLICIT, TIGHTEN, TRY, STAGE, FINISH)
-_SOLVE = (IMPLICIT, NEWTON, MEASURE_LEFT, DISTANCE)
-_MEASURED = {
-    START: ("size", "error", "extent", "speed", "swerve"),
-    EXPLICIT: ("size", "error", "extent", "speed", "swerve"),
-    TIGHTEN: ("size", "error", "extent"),
-    TRY: ("reached", "error"),
-    STAGE: (),
-    FINISH: ("reached", "error", "ahead", "behind"),
-}
+def path(
+    here: Seen, shares: Array, tolerance: float, max_steps: int, step_size: float | None, dense: bool
+) -> Generator[Ask | Solve, Any, tuple[Array, State]]:
+    """The flow of one cloud, as a conversation; returns X* and the state of the law.
+
+    Args:
+        here: X^(0).
+        shares: a, ``(M,)``.
+        tolerance: on the Newton step.
+        max_steps: of all kinds together.
+        step_size: fixed length of the explicit steps; ``None`` chooses them by their error.
+        dense: the spectrum of the Hessian is had for the asking; else systems with it are solved for one right-hand side.
+    """
+    state, weight = State(), 2 * shares[:, None]
+    equal, least = bool((shares == shares[0]).all()), 0.1 * math.sqrt(len(shares))
+    there = here
+    aim = turn = velocity = first = second = newton = np.zeros_like(here.points)
+    request = law.begin(state, step_size or 0.0)
+
+    def seen(points: Array, hessian: bool = False) -> Generator[Ask, Seen, Seen]:
+        """What is known at some points, asked again until the transports are as exact as the law wants them."""
+        found, before = (yield Ask(points, hessian and dense, here is there)), math.inf
+        for _ in range(MAX_ITERATIONS // AT_ONCE):
+            if not found.error > state.inner or NEARLY > found.error > 0.5 * before:
+                break
+            before = found.error
+            found = yield Ask(points, hessian and dense)
+        return found
+
+    def solved(
+        right: Array, shift: float, filtered: bool = False, precision: float = ROUGH
+    ) -> Generator[Solve, Any, tuple[Array, float]]:
+        """Solution of ``H + shift`` or, filtered, of H, and the smallest curvature of H that was met."""
+        if here.spectrum is None:
+            return (yield Solve(here.points, right, shift, precision, here is there))
+        return here.spectrum.solve(right, shift, filtered), here.spectrum.flattest
+
+    while request != DONE:
+        if request in (START, EXPLICIT, TIGHTEN):
+            if request == EXPLICIT:
+                there = yield from seen(here.points + state.stride * velocity + state.bend * turn)
+            elif request == TIGHTEN:
+                there = yield from seen(here.points, hessian=True)
+            here = there
+            state.size, state.error = _norm(here.gradient), here.error
+            state.extent = max(_norm(here.points), least)
+            if request != TIGHTEN:
+                velocity = -here.gradient / weight
+                aim, turn = velocity + here.points, velocity + here.points - aim
+                state.speed, state.swerve = _norm(velocity), _norm(turn)
+        elif request == HESSIAN:
+            if dense and here.spectrum is None:
+                here = there = yield from seen(here.points, hessian=True)
+        elif request == IMPLICIT:
+            first, flattest = yield from solved(-state.shift * here.gradient, state.shift)
+            state.length, state.along = _norm(first), _inner(first, here.gradient)
+            state.definite = flattest + state.shift > 0 and state.length < math.inf
+        elif request == NEWTON:
+            newton, state.flattest = yield from solved(here.gradient, FLAT, True, state.precision)
+            state.length, state.gain = _norm(newton), _inner(newton, here.gradient) / 2
+            state.definite = state.flattest + FLAT > 0
+        elif request == LOOK:
+            pass  # the spectrum has shown it
+        elif request == TRY:
+            there = yield from seen(here.points - state.stretch * newton, hessian=True)
+            state.reached, state.error = _norm(there.gradient), there.error
+        elif request == MEASURE_LEFT:
+            left, _ = yield from solved(there.gradient, FLAT, filtered=True)
+            state.length, state.gain = _norm(left), _inner(left, there.gradient) / 2
+        elif request == STAGE:
+            there = yield from seen(here.points + state.step * first)
+            right = here.gradient + there.gradient + 2 * weight * first  # k1 + k2 is small, and is found instead of k2
+            second, _ = yield from solved(-state.shift * right, state.shift)
+            state.length = _norm(second)
+        elif request == FINISH:
+            move = first + second / 2
+            there = yield from seen(here.points + state.step * move, hessian=True)
+            state.ahead, state.behind = _inner(there.gradient, move), _inner(here.gradient, move)
+            state.reached, state.error = _norm(there.gradient), there.error
+        elif request == DISTANCE:
+            away, flattest = yield from solved(here.gradient, state.shift)
+            state.length = _norm(away)
+            state.definite = flattest + state.shift > 0 and state.length < math.inf
+        request = law.advance(state, len(shares), equal, tolerance, max_steps)
+        if state.arrived:
+            here = there
+    return here.points, state
+
+
+def _norm(value: Array) -> float:
+    return float(np.sqrt((value * value).sum()))
+
+
+def _inner(one: Array, other: Array) -> float:
+    return float((one * other).sum())
 
 
 def follow(energy: Energy, start: Tensor, tolerance: float, max_steps: int, step_size: float | None = None) -> Flowed:
     """The stationary points that the flow from ``start`` leads to.
-
-    The clouds go side by side: all that want an evaluation get it at once, then all that want a linear system. The others
-    are computed along for nothing, which is cheaper than to pick and choose, until a quarter of them have ended.
 
     Args:
         energy: B clouds.
@@ -91,259 +191,154 @@ def follow(energy: Energy, start: Tensor, tolerance: float, max_steps: int, step
         max_steps: of all kinds together.
         step_size: fixed length of the explicit steps; ``None`` chooses them by their error.
     """
-    states = [_State() for _ in range(len(start))]
-    requests = {cloud: law.begin(state, step_size or 0.0) for cloud, state in enumerate(states)}
-    equal = (energy.point_masses == energy.point_masses[:, :1]).all(-1).tolist()
-    way = _Way.begin(energy, start, states)
-    ends = way.ends
-
-    def advance(clouds: Iterable[int]) -> None:
-        """Asks the law what is next, and makes X' the new X of the clouds that have arrived."""
-        arrived = set()
-        for cloud in clouds:
-            state, going = states[cloud], requests[cloud] in (EXPLICIT, TIGHTEN)
-            while (request := law.advance(state, start.shape[1], equal[cloud], tolerance, max_steps)) in (
-                HESSIAN,
-                LOOK,
-            ):
-                going = going or state.arrived
-                if request == LOOK:  # whereas HESSIAN is done when a system is to be solved
-                    state.flattest = min(state.flattest, way.flattest(cloud))
-            requests[cloud] = request
-            if going or state.arrived:
-                arrived.add(cloud)
-        way.arrive(arrived)
-
-    advance(list(requests))
-    while active := {cloud: request for cloud, request in requests.items() if request != DONE}:
-        if 4 * len(active) <= 3 * len(way.clouds) and len(way.clouds) > 2:
-            ends = put(ends, way.index, way.ends)
-            way = way.select(active)
-        moving = {cloud: request for cloud, request in active.items() if request in _EVALUATE}
-        staged = {cloud: request for cloud, request in moving.items() if request == STAGE}
-        if moving:
-            way.evaluate(moving)
-            advance(moving.keys() - staged.keys())
-        solving = {cloud: requests[cloud] for cloud in active if requests[cloud] in _SOLVE} | staged
-        if solving:
-            way.solve(solving)
-            advance(solving)
-    residual = sent([state.residual for state in states], start.device, start.dtype)
-    steps = sent([state.steps for state in states], start.device)
-    singular = sent([state.singular for state in states], start.device)
-    return Flowed(*put(ends, way.index, way.ends), residual, steps, singular)
+    with torch.no_grad(), np.errstate(all="ignore"):
+        batch, first = _Batch.begin(energy, start)
+        dense = start[0].numel() <= MOST_DENSE
+        flows = [
+            path(first[cloud], roots**2 / 2, tolerance, max_steps, step_size, dense)
+            for cloud, roots in enumerate(batch.roots)
+        ]
+        asked = {cloud: next(flow) for cloud, flow in enumerate(flows)}
+        potential, ends = batch.potential, {}
+        while asked:
+            if 2 * len(asked) <= len(batch.clouds):
+                potential = potential.index_copy(0, _sent(batch.clouds, start), batch.potential)
+                batch = batch.select(asked)
+            solves = {cloud: one for cloud, one in asked.items() if isinstance(one, Solve)}
+            for cloud, answer in (batch.solve(solves) if solves else batch.evaluate(asked)).items():
+                try:
+                    asked[cloud] = flows[cloud].send(answer)
+                except StopIteration as end:
+                    ends[cloud] = end.value
+                    del asked[cloud]
+        potential = potential.index_copy(0, _sent(batch.clouds, start), batch.potential)
+        points, states = zip(*(ends[cloud] for cloud in range(len(flows))), strict=True)
+        return Flowed(
+            energy.scales.outside(_sent(np.stack(points), start)),
+            potential,
+            _sent([state.residual for state in states], start),
+            torch.tensor([state.steps for state in states], device=start.device),
+            torch.tensor([state.singular for state in states], device=start.device),
+        )
 
 
 @dataclass
-class _Way:
-    """Some clouds on their way. ``here`` and ``there`` are X and X' of the law, and X' lasts until the next evaluation."""
+class _Batch:
+    """Some clouds on a device, all of which are evaluated at once."""
 
     clouds: list[int]  # which they are
-    states: list[_State]  # of all
     energy: Energy
-    here: Evaluation
-    there: Evaluation
-    drift: Drift
-    first: Tensor  # v while the points race in, then k1
-    second: Tensor  # n - n_before, then k12
-    newton: Tensor  # w
-    before: Tensor  # n
-    system: System | None = None  # with the Hessian at X
-    part: _Way | None = None  # the clouds that a system was last solved for, if these are not all
-    looked: dict[int, float] = field(default_factory=dict)  # the smallest curvature that shows in the Hessian
+    scales: Scales
+    here: Tensor  # g at the points where the clouds are, (B, W), in units of epsilon
+    there: Tensor  # and at those asked about last
+    potential: Tensor  # f there, (B, K, M)
+    points: Array  # and these points, (B, M, D)
+    roots: Array  # of 2 a, (B, M)
 
     @staticmethod
-    def begin(energy: Energy, start: Tensor, states: list[_State]) -> _Way:
-        """At X^(0), which is measured."""
-        here, clouds, zero = energy.evaluate(start), list(range(len(start))), torch.zeros_like(start)
-        drift = blank(energy.drift(here, here), len(start))
-        way = _Way(clouds, states, energy, here, here, drift, zero, zero, zero, zero)
-        way._measure(dict.fromkeys(clouds, START))
-        return way
+    def begin(energy: Energy, start: Tensor) -> tuple[_Batch, dict[int, Seen]]:
+        """At X^(0)."""
+        first, scales = energy.evaluate(start, None, FIRST_INNER), energy.scales
+        dual, potential = _dual(energy, first), first.transport.potential.transpose(0, 1)
+        inside = ((start - scales.centre) / scales.radius[:, None, None]).cpu().numpy()
+        roots = np.sqrt(2 * np.array(energy.point_masses.tolist()))
+        batch = _Batch(list(range(len(start))), energy, scales, dual, dual, potential, inside, roots)
+        return batch, batch._seen(first, batch.clouds, [])
 
-    @property
-    def index(self) -> Tensor:
-        return sent(self.clouds, self.first.device)
+    def select(self, wanted: Collection[int]) -> _Batch:
+        """Some of the clouds."""
+        places = [place for place, cloud in enumerate(self.clouds) if cloud in wanted]
+        index = _sent(places, self.here)
+        tensors = (x[index] for x in (self.here, self.there, self.potential))
+        scales = Scales(*(x[index] for x in self.scales))
+        clouds = [self.clouds[place] for place in places]
+        return _Batch(clouds, self.energy.select(index), scales, *tensors, self.points[places], self.roots[places])
 
-    @property
-    def ends(self) -> tuple[Tensor, Tensor, Tensor]:
-        """X and both potentials."""
-        return self.here.points, self.here.xy.potential, self.here.self_potential
+    def evaluate(self, asked: dict[int, Any]) -> dict[int, Seen]:
+        """What the clouds want to know; those that have ended are evaluated again where they were."""
+        arrived = np.ones((len(self.clouds), 1))
+        for place, cloud in enumerate(self.clouds):
+            if cloud in asked:
+                self.points[place], arrived[place] = asked[cloud].points, asked[cloud].arrived
+        sent = _sent(np.concatenate([self.points.reshape(len(arrived), -1), arrived], 1), self.here)
+        self.here = torch.where(sent[:, -1:] > 0, self.there, self.here)
+        found = _transported(self.energy, self.scales.outside(sent[:, :-1].view(self.points.shape)), self.here)
+        self.there, self.potential = _dual(self.energy, found), found.transport.potential.transpose(0, 1)
+        return self._seen(found, list(asked), [cloud for cloud, one in asked.items() if one.hessian])
 
-    def select(self, wanted: Collection[int]) -> _Way:
-        """Some of the clouds, and never one without another: a batch of one may be rounded differently."""
-        idle = [cloud for cloud in self.clouds if cloud not in wanted][: max(0, 2 - len(wanted))]
-        clouds = [cloud for cloud in self.clouds if cloud in wanted or cloud in idle]
-        index = sent([self.clouds.index(cloud) for cloud in clouds], self.first.device)
-        state = (self.here, self.there, self.drift, self.first, self.second, self.newton, self.before)
-        here, there, drift, first, second, newton, before = take(state, index)
-        energy = self.energy.select(index)
-        return _Way(clouds, self.states, energy, here, there, drift, first, second, newton, before)
-
-    def arrive(self, clouds: Collection[int]) -> None:
-        """Makes X' the new X of some clouds."""
-        if clouds:
-            self.here, self.system = self._where(clouds, self.there, self.here), None
-
-    def _where(self, clouds: Collection[int], new: Record, old: Record) -> Record:
-        chosen = [cloud in clouds for cloud in self.clouds]
-        return new if all(chosen) else mix(sent(chosen, self.first.device), new, old)
-
-    def _columns(self, rows: Iterable[tuple[float, ...]]) -> tuple[Tensor, ...]:
-        """The numbers of each cloud, one tensor ``(B, 1, 1)`` for each of them."""
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        return sent(columns, self.first.device, self.first.dtype).view(len(columns), -1, 1, 1).unbind()
-
-    def _read(self, columns: dict[str, Tensor]) -> dict[int, dict[str, float]]:
-        """Numbers ``(B,)`` by cloud and name; the host waits for the device once."""
-        rows = torch.stack([column.to(self.first.dtype) for column in columns.values()], -1).tolist()
-        return {cloud: dict(zip(columns, row, strict=True)) for cloud, row in zip(self.clouds, rows, strict=True)}
-
-    def evaluate(self, asked: dict[int, int]) -> None:
-        """Evaluates the gradient at X', which is X for clouds that are not asked."""
-        first, second, newton, inner = self._columns(
-            _move(asked.get(cloud, DONE), self.states[cloud]) for cloud in self.clouds
+    def _seen(self, found: Evaluation, asked: Iterable[int], curved: list[int]) -> dict[int, Seen]:
+        """What is found, as numbers by cloud, with the spectra of some of them; the host waits for the device once."""
+        places = [self.clouds.index(cloud) for cloud in curved]
+        parts = [found.gradient / self.scales.pull[:, None, None], found.error]
+        if curved:
+            energy = self.energy
+            if len(curved) < len(self.clouds):
+                index = _sent(places, self.here)
+                energy, found = energy.select(index), found.select(index)
+            parts += spectra(energy, found)
+        numbers = torch.cat([part.flatten() for part in parts]).cpu().numpy()
+        cuts = np.cumsum([part.numel() for part in parts])[:-1]
+        gradient, error, *known = (
+            x.reshape(part.shape) for x, part in zip(np.split(numbers, cuts), parts, strict=True)
         )
-        target = torch.addcmul(self.here.points, first, self.first)
-        target = torch.addcmul(torch.addcmul(target, second, self.second), newton, self.newton)
-        self.there = self.energy.evaluate(target, self.here, inner, self.drift)
-        self._measure(asked)
-        gone = {cloud for cloud, request in asked.items() if request != TIGHTEN}
-        if gone:
-            self.drift = self._where(gone, self.energy.drift(self.here, self.there), self.drift)
+        roots = np.repeat(self.roots, self.points.shape[-1], -1)  # (B, n)
+        spectrum = {
+            cloud: Spectrum(values, vectors / roots[place][:, None])
+            for cloud, place, values, vectors in zip(curved, places, *known, strict=True)
+        }
+        at = {cloud: place for place, cloud in enumerate(self.clouds)}
+        return {
+            cloud: Seen(
+                self.points[at[cloud]].copy(), gradient[at[cloud]], float(error[at[cloud]]), spectrum.get(cloud)
+            )
+            for cloud in asked
+        }
 
-    def _measure(self, asked: dict[int, int]) -> None:
-        """Writes on the states what is found at X'."""
-        points, gradient, scales = self.there.points, self.there.gradient, self.energy.scales
-        extent = (_norm(points - scales.centre) / scales.radius).clamp_min(0.1 * math.sqrt(points.shape[1]))
-        columns = {"size": _norm(gradient) / scales.pull, "error": self.there.error, "extent": extent}
-        racing = {cloud for cloud, request in asked.items() if request in (START, EXPLICIT)}
-        if racing:
-            velocity = -gradient / scales.stiffness.unsqueeze(-1)
-            ahead = velocity + points
-            swerve = ahead - self.before
-            columns |= {"speed": _norm(velocity) / scales.radius, "swerve": _norm(swerve) / scales.radius}
-        if FINISH in asked.values():
-            step = self.first.add(self.second, alpha=0.5)
-            columns |= {"ahead": _inner(gradient, step), "behind": _inner(self.here.gradient, step)}
-        numbers = self._read(columns)
-        for cloud, request in asked.items():
-            found = numbers[cloud] | {"reached": numbers[cloud]["size"]}
-            vars(self.states[cloud]).update({name: found[name] for name in _MEASURED[request]})
-        if racing:
-            raced = self._where(racing, (velocity, swerve, ahead), (self.first, self.second, self.before))
-            self.first, self.second, self.before = raced
+    def solve(self, asked: dict[int, Solve]) -> dict[int, tuple[Array, float]]:
+        """Solutions of linear systems with Hessians that are never formed."""
+        places, systems = [self.clouds.index(cloud) for cloud in asked], list(asked.values())
+        index = _sent(places, self.here)
+        energy, scales = self.energy.select(index), Scales(*(x[index] for x in self.scales))
+        points, right = (
+            _sent(np.stack(values), self.here) for values in ([s.points for s in systems], [s.right for s in systems])
+        )
+        shift, precision, arrived = _sent([[s.shift, s.precision, s.arrived] for s in systems], self.here).double().T
+        dual = torch.where(arrived.unsqueeze(-1) > 0, self.there[index], self.here[index])
+        gradient, variable = differentiable_gradient(energy, _transported(energy, scales.outside(points), dual))
 
-    def solve(self, asked: dict[int, int]) -> None:
-        """Solves linear systems with the Hessian at X, and writes on the states what the solutions are like."""
-        self.part = None
-        if 4 * len(asked) <= 3 * len(self.clouds) and len(self.clouds) > 2:
-            self.part = part = self.select(asked)
-            part.solve(asked)
-            vectors, solved = (self.first, self.second, self.newton), (part.first, part.second, part.newton)
-            places = sent([self.clouds.index(cloud) for cloud in part.clouds], self.first.device)
-            self.first, self.second, self.newton = put(vectors, places, solved)
-            return
-        if self.system is None:
-            self.system = System(curvature(self.energy, self.here), hessian_product(self.energy, self.here))
-            self.looked.clear()
-        known, scales = self.system.curvature, self.energy.scales
-        kinds = [asked.get(cloud, DONE) for cloud in self.clouds]
-        own, other, along, shift, precision, longest = self._columns(map(_equation, kinds, self._clocks()))
-        groups = ((STAGE, MEASURE_LEFT), (IMPLICIT, STAGE), (NEWTON, MEASURE_LEFT))
-        elsewhere, roughly, newton = sent(
-            [[kind in group for kind in kinds] for group in groups], shift.device
-        ).unbind()
-        there = torch.where(elsewhere[:, None, None], self.there.gradient, 0.0)  # it may have failed for the others
-        right = torch.addcmul(own * self.here.gradient, other, there)
-        right = torch.addcmul(right, along, scales.stiffness.unsqueeze(-1) * self.first)
-        trusted = known.exact | (roughly & known.spanned)
-        filtered = newton if NEWTON in kinds or MEASURE_LEFT in kinds else None
-        limits = (precision.view(-1), longest.view(-1) * scales.radius, self._guess(kinds))
-        for iterate in (False, True):  # mostly the model of the Hessian will do
-            found = self.system.solve(right, shift.view(-1), trusted, filtered, iterate, *limits)
-            slope = _inner(found.solution, right) / (scales.pull * scales.radius)
-            columns = {"length": _norm(found.solution) / scales.radius, "slope": slope, "flattest": found.flattest}
-            numbers = self._read(columns | {"trusted": trusted})
-            if all(numbers[cloud]["trusted"] for cloud in asked):
-                break
-        for cloud, request in asked.items():
-            self._conclude(cloud, request, numbers[cloud])
-        solution = found.solution.nan_to_num(0.0, 0.0, 0.0)
-        for name, kinds_of in (("first", (IMPLICIT,)), ("second", (STAGE,)), ("newton", (NEWTON, MEASURE_LEFT))):
-            own_clouds = {cloud for cloud, request in asked.items() if request in kinds_of}
-            if own_clouds:
-                setattr(self, name, self._where(own_clouds, solution, getattr(self, name)))
+        def product(direction: Tensor) -> Tensor:
+            return torch.autograd.grad(gradient, variable, direction, retain_graph=True)[0]
 
-    def _conclude(self, cloud: int, request: int, numbers: dict[str, float]) -> None:
-        """Writes on a state what the solution of a linear system is like."""
-        state = self.states[cloud]
-        state.length = numbers["length"]
-        if request == IMPLICIT:
-            state.along = -numbers["slope"] / state.shift
-        if request in (IMPLICIT, DISTANCE):
-            state.definite = numbers["flattest"] > 0 and numbers["length"] < math.inf
-        if request in (NEWTON, MEASURE_LEFT):
-            state.gain = numbers["slope"] / 2
-        if request == NEWTON:
-            state.flattest, state.definite = numbers["flattest"] - FLAT, numbers["flattest"] > 0
-
-    def flattest(self, cloud: int) -> float:
-        """The smallest curvature that shows in the Hessian with which a system was last solved."""
-        part = self.part or self
-        assert part.system is not None  # noqa: S101 - a Newton step comes before
-        if not part.looked:
-            part.looked.update(zip(part.clouds, _flattest(part.system.curvature).tolist(), strict=True))
-        return part.looked[cloud]
-
-    def _clocks(self) -> list[_State]:
-        return [self.states[cloud] for cloud in self.clouds]
-
-    def _guess(self, kinds: list[int]) -> Tensor | None:
-        guessed = [kind == NEWTON and state.guessed for kind, state in zip(kinds, self._clocks(), strict=True)]
-        if not any(guessed):
-            return None
-        return torch.where(sent(guessed, self.first.device)[:, None, None], self.newton, 0.0)
+        unit = scales.pull[:, None, None]
+        found, flattest = conjugate_gradients(product, unit * right, scales.stiffness, shift, precision)
+        found = torch.cat([(found / scales.radius[:, None, None]).flatten(1), flattest[:, None]], 1).cpu().numpy()
+        return {
+            cloud: (row[:-1].reshape(points.shape[1:]), float(row[-1])) for cloud, row in zip(asked, found, strict=True)
+        }
 
 
-def _move(request: int, state: _State) -> tuple[float, float, float, float]:
-    """X' - X along ``first``, ``second`` and ``newton``, and the marginal error that is asked for there."""
-    if request == EXPLICIT:
-        return state.stride, state.bend, 0.0, state.inner
-    if request == TRY:
-        return 0.0, 0.0, -state.stretch, state.inner
-    if request == STAGE:
-        return state.step, 0.0, 0.0, state.inner
-    if request == FINISH:
-        return state.step, 0.5 * state.step, 0.0, state.inner
-    return 0.0, 0.0, 0.0, state.inner if request == TIGHTEN else math.inf
+def _transported(energy: Energy, points: Tensor, dual: Tensor) -> Evaluation:
+    """A few Newton iterations on the transports at some points, from g at points nearby."""
+    cost, pulled = energy.geometry.opened(points, energy.columns(points), energy.own)
+    scaled = cost / energy.epsilon[:, None, None]
+    _, shares, columns, _ = energy.problems(cost)
+    found = sinkhorn.newton(scaled, shares, columns, sinkhorn.opposite(dual, scaled, shares, columns))
+    return Evaluation(points, pulled(signed(found.plan)), cost, found)
 
 
-def _equation(request: int, state: _State) -> tuple[float, float, float, float, float, float]:
-    """Factors of G(X), G(X') and ``2 a first`` on the right, the shift, and how precise and how long a solution is wanted."""
-    if request == IMPLICIT:
-        return -state.shift, 0.0, 0.0, state.shift, ROUGH, math.inf
-    if request == STAGE:  # k1 + k2 is small, and is found instead of k2
-        return -state.shift, -state.shift, -2.0 * state.shift, state.shift, ROUGH, math.inf
-    if request == DISTANCE:
-        return 1.0, 0.0, 0.0, state.shift, ROUGH, math.inf
-    if request == NEWTON:
-        return 1.0, 0.0, 0.0, FLAT, state.precision, state.longest
-    return 0.0, float(request == MEASURE_LEFT), 0.0, FLAT, ROUGH, math.inf
+def _dual(energy: Energy, found: Evaluation) -> Tensor:
+    """g of the nodes and of the points themselves, ``(B, W)``, in units of epsilon."""
+    dual = sinkhorn.soft_minimum(found.transport.potential, found.cost / energy.epsilon[:, None, None])
+    nodes = energy.nodes.shape[1]
+    return torch.cat([dual[0, :, :nodes], dual[-1, :, nodes:]], -1)
 
 
-def _norm(value: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(value, dim=(-1, -2))
-    return length
-
-
-def _inner(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).sum((-1, -2))
-
-
-def _flattest(curvature: Curvature) -> Tensor:
-    """The smallest curvature that shows in the model of the Hessian, ``(B,)``, with the shift of Newton steps."""
-    return shifted_model(curvature, curvature.unit.new_full(curvature.unit.shape[:1], FLAT)).smallest_curvature()
+def _sent(values: Any, like: Tensor) -> Tensor:
+    """Numbers that the host knows, on a device, without waiting for what that is doing."""
+    array = np.asarray(values)
+    given = torch.from_numpy(array if array.dtype == np.int64 else array.astype(np.float64))
+    given = given.pin_memory() if like.device.type == "cuda" else given
+    return given.to(like.device, torch.long if array.dtype == np.int64 else like.dtype, non_blocking=True)
 
 
 @torch.no_grad()
@@ -352,11 +347,8 @@ def distance(energy: Energy, here: Evaluation) -> tuple[Tensor, Tensor]:
 
     The first is the length of the filtered Newton step in units of R, and infinite where H is not definite.
     """
-    system = System(curvature(energy, here), hessian_product(energy, here))
-    found = system.newton(here.gradient, 1e-6)
-    flattest = torch.minimum(found.flattest, _flattest(system.curvature))
-    length = torch.where(flattest > -FLAT, _norm(found.solution) / energy.scales.radius, math.inf)
-    return length, flattest <= SINGULAR
+    length, flattest = newton_step(energy, here)
+    return torch.where(flattest > -FLAT, length, torch.inf), flattest <= SINGULAR
 
 
 def descend(
@@ -384,13 +376,14 @@ def descend(
     if unit is not None:
         slowness = slowness / unit[:, None, None]
     state = None
-    points, here = start, None
+    points, potential = start, None
     steps = torch.zeros_like(energy.epsilon, dtype=torch.long)
     slow = tolerance * energy.scales.radius  # (B,), a velocity at which it is worth while to look at the Newton step
     going = torch.ones_like(steps, dtype=torch.bool)
     for _ in range(max_steps):
-        here = energy.evaluate(points.detach(), here, TIGHTEST)
-        speed = _norm(here.gradient / slowness)
+        here = energy.evaluate(points.detach(), potential, TIGHTEST)
+        potential = here.transport.potential
+        speed = torch.linalg.vector_norm(here.gradient / slowness, dim=(-1, -2))
         near = going & (speed <= slow)
         if bool(near.any()):
             left, _ = distance(energy, here)

@@ -1,8 +1,7 @@
 """Graphs as probability measures (section 4 of the paper, eq. 12).
 
 A graph with node features Y and masses b is the measure ``nu = sum_j b_j delta_{y_j}``. A batch of them is kept
-ragged: the nodes of all graphs one after the other, with offsets. Nothing here pads, so that no graph can feel
-another one.
+ragged: the nodes of all graphs one after the other, with offsets, and padded where graphs are computed side by side.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 _MOST_GRAPHS = 2**26
-_GROUP = 2**22  # numbers that the nodes of a group may take; more only in a graph alone
+GROUP = 2**24  # numbers that the largest tensor of a group of graphs may have; more only in a graph alone
 
 
 @dataclass(frozen=True)
@@ -58,44 +57,30 @@ class Clouds:
         """Mean ``b^T Y`` of each cloud, ``(B, D)``; zero for an empty one."""
         return self.sum(self.masses.unsqueeze(-1) * self.nodes)
 
-    def select(self, graphs: Tensor) -> Clouds:
-        """The clouds of some graphs, in the order given, ``(K,)`` int64."""
-        sizes = self.sizes[graphs]
-        ptr = _offsets(sizes)
-        start = (self.ptr[graphs] - ptr[:-1]).repeat_interleave(sizes)
-        index = start + torch.arange(start.numel(), device=start.device)
-        batch = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
-        return Clouds(self.nodes[index], self.masses[index], ptr, batch)
-
-    def cloud(self, graph: int) -> tuple[Tensor, Tensor]:
-        """Nodes ``(N_g, D)`` and masses ``(N_g,)`` of one graph."""
-        rows = slice(int(self.ptr[graph]), int(self.ptr[graph + 1]))
-        return self.nodes[rows], self.masses[rows]
-
     def groups(self, graphs: Tensor, per_node: int) -> list[Tensor]:
-        """Some graphs, ``(K,)``, in groups of similar size: padded to one size and with ``per_node`` numbers for each
-        node, a group takes little memory.
+        """Some graphs, ``(K,)``, in groups of similar size.
+
+        Padded to one size, with ``per_node`` numbers for each node and the square of that for each graph, a group takes at most
+        :data:`GROUP` numbers, or is one graph.
         """
         groups: list[list[int]] = []
         sizes = self.sizes.tolist()
         for graph in sorted(graphs.tolist(), key=sizes.__getitem__):  # the last of a group is its largest
-            if groups and (len(groups[-1]) + 1) * sizes[graph] * max(per_node, sizes[graph]) <= _GROUP:
+            each = sizes[graph] * max(per_node, sizes[graph]) + per_node**2
+            if groups and (len(groups[-1]) + 1) * each <= GROUP:
                 groups[-1].append(graph)
             else:
                 groups.append([graph])
         return [torch.tensor(group, device=self.ptr.device) for group in groups]
 
-    def padded(self, graphs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Nodes ``(K, N, D)`` and masses ``(K, N)`` of some graphs, with zeros as padding, and the place of each node.
-
-        The places ``(K, N)`` of padding are the number of all nodes.
-        """
+    def padded(self, graphs: Tensor) -> tuple[Tensor, Tensor]:
+        """Nodes ``(K, N, D)`` and masses ``(K, N)`` of some graphs, with zeros as padding."""
         start, size = self.ptr[graphs, None], self.sizes[graphs, None]
         column = torch.arange(int(size.max()), device=start.device)
         places = torch.where(column < size, start + column, len(self.nodes))
         nodes = torch.cat([self.nodes, self.nodes.new_zeros(1, self.nodes.shape[1])])
         masses = torch.cat([self.masses, self.masses.new_zeros(1)])
-        return nodes[places], masses[places], places
+        return nodes[places], masses[places]
 
 
 def make_clouds(

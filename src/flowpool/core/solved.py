@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +27,7 @@ class Solved:
         cost_unit: how much the frame's unit of cost is outside, ``(B,)``.
         solvable: graphs that needed the flow, ``(B,)`` bool; all others are one point, empty, or not finite.
         points: X*, ``(B, M, D)``.
-        potential: f, ``(B, M)``.
+        potential: of the transports to the nodes and to the points, ``(B, K, M)``, in units of epsilon.
     """
 
     clouds: Clouds
@@ -48,33 +47,28 @@ class Solved:
         as_given = self.order[rows].argsort()
         if not bool(self.solvable[graph]):  # one distinct node, or none: every point takes its share of everything
             return self.point_masses[:, None] * self.clouds.masses[rows][as_given]
-        one = slice(graph, graph + 1)
-        cost = self.geometry.matrix(self.points[one], self.clouds.nodes[rows].unsqueeze(0))
-        masses = self.clouds.masses[rows].unsqueeze(0)
-        solved = sinkhorn.solve(cost, self.point_masses[None], masses, self.epsilon[one], self.potential[one])
-        return solved.plan[0, :, as_given]
+        return self._evaluated(torch.tensor([graph]), False)[1].plan[0, :, as_given]
 
     def divergence(self) -> Tensor:
         """S_eps(X*, Y), ``(B,)``; zero for graphs that are one point, or empty."""
         result = torch.zeros_like(self.epsilon)
-        for graphs, energy in self._energies(self.solvable.nonzero().squeeze(-1), debias=True):
-            here = energy.evaluate_from(self.points[graphs], self.potential[graphs], None)
-            own = energy.geometry.matrix(energy.nodes, energy.nodes)
-            nodes = sinkhorn.solve_self(own, energy.masses, energy.epsilon).value(energy.masses)
-            result[graphs] = (energy.value(here.points, here) - nodes / 2) * self.cost_unit[graphs]
+        for graphs in self.clouds.groups(self.solvable.nonzero().squeeze(-1), self.points[0].numel()):
+            energy, here = self._evaluated(graphs, True)
+            cost = energy.geometry.matrix(energy.nodes, energy.nodes)
+            given = (cost, energy.masses, energy.masses, energy.epsilon)
+            nodes = sinkhorn.value(*given, sinkhorn.solve(*given))
+            result[graphs] = (energy.value(here) - nodes / 2) * self.cost_unit[graphs]
         return result
 
     def at_end(self, graph: int) -> tuple[Energy, Evaluation] | None:
         """What one graph descended, and its gradient at X*; ``None`` if it needed no flow."""
-        if not bool(self.solvable[graph]):
-            return None
-        ((graphs, energy),) = self._energies(torch.tensor([graph], device=self.epsilon.device), self.debias)
-        return energy, energy.evaluate_from(self.points[graphs], self.potential[graphs], None)
+        return self._evaluated(torch.tensor([graph]), self.debias) if bool(self.solvable[graph]) else None
 
-    def _energies(self, graphs: Tensor, debias: bool) -> Iterator[tuple[Tensor, Energy]]:
-        """Some graphs, ``(K,)``, as padded energies."""
-        num_points, dim = self.points.shape[1:]
-        for chosen in self.clouds.groups(graphs, num_points * dim):
-            nodes, masses, _ = self.clouds.padded(chosen)
-            shares = self.point_masses.expand(len(chosen), num_points)
-            yield chosen, Energy(self.geometry, nodes, masses, shares, self.epsilon[chosen], debias)
+    def _evaluated(self, graphs: Tensor, debias: bool) -> tuple[Energy, Evaluation]:
+        """Some graphs, ``(K,)``, at X*."""
+        graphs = graphs.to(self.epsilon.device)
+        nodes, masses = self.clouds.padded(graphs)
+        shares = self.point_masses.expand(len(graphs), -1)
+        energy = Energy(self.geometry, nodes, masses, shares, self.epsilon[graphs], debias)
+        known = self.potential[graphs].transpose(0, 1)[: 1 + debias]
+        return energy, energy.evaluate(self.points[graphs], known if len(known) == 1 + debias else None)

@@ -84,9 +84,10 @@ def _solved(problem: Problem, solution: Solution) -> Solved:
     clouds = Clouds.from_ptr(coordinates[starts + distinct], masses, problem.ptr)
     unit, cloud = facts[:, UNIT], facts[:, KIND] == CLOUD
     epsilon = problem.epsilon.detach() if problem.relative else problem.epsilon.detach() / unit**2
+    potentials = ends[:, :, -2:].mT / epsilon[:, None, None]  # of the nodes and of the points
     return Solved(
         clouds, order, Geometry(SquaredEuclidean()), problem.point_masses, epsilon, True, unit**2, cloud,
-        ends[:, :, :-2].contiguous(), ends[:, :, -2].contiguous(),
+        ends[:, :, :-2].contiguous(), potentials,
     )  # fmt: skip
 
 

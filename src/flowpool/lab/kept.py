@@ -311,7 +311,7 @@ def distances(nodes: Tensor, measures: Sequence[tuple[Tensor, Tensor]]) -> list[
             for one, weights in zip(cost, masses, strict=True)
         ]
         given = cost, masses, node_masses.expand(len(numbers), -1), cost.new_full((len(numbers),), EPSILON)
-        between = sinkhorn.solve(*given).value(*given)
+        between = sinkhorn.value(*given, sinkhorn.solve(*given))
         divergence = between - (_self_loss(points, masses) + own) / 2
         pairs.update(zip(numbers, zip(transport, divergence.tolist(), strict=True), strict=True))
     return [pairs[number] for number in range(len(measures))]
@@ -332,7 +332,8 @@ def _has_spread(nodes: Tensor) -> bool:
 def _self_loss(clouds: Tensor, masses: Tensor) -> Tensor:
     """L_eps of clouds ``(K, M, D)`` with themselves, ``(K,)``."""
     cost = _squared_distances(clouds, clouds)
-    return sinkhorn.solve_self(cost, masses, cost.new_full((len(cost),), EPSILON)).value(masses)
+    given = cost, masses, masses, cost.new_full((len(cost),), EPSILON)
+    return sinkhorn.value(*given, sinkhorn.solve(*given))
 
 
 def _squared_distances(one: Tensor, other: Tensor) -> Tensor:

@@ -74,8 +74,6 @@ def condition_numbers(points: Tensor, nodes: Tensor, epsilon: float | Tensor, de
     energy = make_energy(points, nodes, epsilon, debias=debias)
     solved = energy.evaluate(points, tolerance=_TIGHT)
     matrix = dense_hessian(energy, solved)
-    if matrix is None:
-        raise ValueError(f"{points.shape[1]} points in {points.shape[2]} dimensions are too many to form the Hessian.")
     length = norm(solved.gradient)
     kappa_x = torch.linalg.matrix_norm(matrix, 2) * norm(points) / length
     kappa_y = torch.linalg.matrix_norm(node_jacobian(energy, solved), 2) * norm(nodes) / length

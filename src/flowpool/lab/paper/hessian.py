@@ -62,8 +62,6 @@ def spectrum(points: Tensor, nodes: Tensor, epsilon: Tensor, debias: bool) -> Te
     """Eigenvalues of the Hessians of a batch of clouds, ``(B, M D)``."""
     energy = replace(make_energy(points, nodes, 1.0, debias=debias), epsilon=epsilon)
     matrix = hessian.dense_hessian(energy, energy.evaluate(points))
-    if matrix is None:
-        raise ValueError(f"{points.shape[1]} points in {points.shape[2]} dimensions are too many to form the Hessian.")
     eigenvalues: Tensor = torch.linalg.eigvalsh(matrix)
     return eigenvalues
 

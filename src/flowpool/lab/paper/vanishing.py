@@ -94,14 +94,13 @@ def _factor(norms: Tensor, scale: Tensor) -> float:
 def follow_jacobians(start: Tensor, nodes: Tensor, epsilon: float, debias: bool, num_steps: int) -> Decay:
     """Jacobians of gradient descent with step tau from ``start (M, D)`` on the cloud ``nodes (N, D)``."""
     energy = make_energy(start[None], nodes[None], epsilon, debias=debias)
-    points, here = start[None], None
+    points, potential = start[None], None
     share = total = torch.zeros(start.numel(), nodes.numel(), dtype=start.dtype)
     shares, totals = [], []
     for step in range(num_steps + 1):
-        here = energy.evaluate(points, here, 1e-14)
+        here = energy.evaluate(points, potential, 1e-14)
+        potential = here.transport.potential
         matrix, mixed = dense_hessian(energy, here), node_jacobian(energy, here)[0]
-        if matrix is None:
-            raise ValueError(f"{start.numel()} coordinates are too many to form the Hessian.")
         curvature = matrix[0]
         if step == num_steps:
             break

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowpool.core.divergence import Energy
 from flowpool.core.frame import make_frame
 from flowpool.core.measures import make_clouds
 from flowpool.costs import Geometry, SquaredEuclidean
-from flowpool.engines import torch_engine as batching
-from flowpool.engines.torch_engine import Framed
+from flowpool.engines.torch_engine import energy_of, judge
 from flowpool.lab.paper.scheme import Scheme, pooled_by_ott
 from flowpool.lab.speed.cases import Case
 
@@ -38,13 +38,12 @@ def time_ott(case: Case, epsilon: float, steps: int) -> OttRun:
     import jax
     import jax.numpy as jnp
 
-    problem = framed(case, epsilon)
-    (bucket,) = _one_bucket(problem)
-    given = [jnp.asarray(x.numpy()) for x in (problem.start, bucket[0], bucket[1])]
+    start, energy = framed(case, epsilon)
+    given = [jnp.asarray(x.numpy()) for x in (start, energy.nodes, energy.masses)]
     batched = jax.vmap(flow)
     points, forward = _timed(jax.jit(batched), given)
     _, both = _timed(jax.jit(jax.grad(lambda *x: batched(*x).sum(), argnums=1)), given)
-    judged = batching.judge(Framed(problem.clouds, torch.tensor(points.tolist(), dtype=torch.float64), *_rest(problem)))
+    judged = judge(energy, torch.tensor(points.tolist(), dtype=torch.float64), 1e-5)
     share = float((judged.residual <= 1e-5).double().mean())
     return OttRun(steps, forward, max(both - forward, 0.0), share, float(judged.residual.median()))
 
@@ -59,27 +58,11 @@ def _timed(function: Any, given: Any) -> tuple[Any, float]:
     return result, best
 
 
-def framed(case: Case, epsilon: float) -> Framed:
-    """The case as the solver sees it."""
+def framed(case: Case, epsilon: float) -> tuple[Tensor, Energy]:
+    """X^(0) and the clouds of a case as the solver sees them, padded to the size of the largest."""
     reference = torch.randn(case.num_points, case.width, generator=torch.Generator().manual_seed(0)).double()
     clouds, _ = make_clouds(case.nodes.double(), case.batch, num_graphs=case.num_graphs)
     levels = torch.full((case.num_graphs,), epsilon, dtype=torch.float64)
-    geometry = Geometry(SquaredEuclidean())
-    frame = make_frame(clouds, geometry, levels, reference, True)
+    frame = make_frame(clouds, Geometry(SquaredEuclidean()), levels, reference, True)
     weights = torch.full((case.num_points,), 1 / case.num_points, dtype=torch.float64)
-    return Framed(frame.clouds, frame.start, weights, levels, geometry, True)
-
-
-def _rest(problem: Framed) -> tuple[Tensor, Tensor, Geometry, bool]:
-    return problem.point_masses, problem.epsilon, problem.geometry, problem.debias
-
-
-def _one_bucket(problem: Framed) -> list[tuple[Tensor, Tensor]]:
-    clouds = problem.clouds
-    widest = int(clouds.sizes.max())
-    nodes = clouds.nodes.new_zeros(clouds.num_graphs, widest, clouds.nodes.shape[1])
-    masses = clouds.masses.new_zeros(clouds.num_graphs, widest)
-    for graph in range(clouds.num_graphs):
-        cloud, weights = clouds.cloud(graph)
-        nodes[graph, : len(cloud)], masses[graph, : len(cloud)] = cloud, weights
-    return [(nodes, masses)]
+    return frame.start, energy_of(frame, torch.arange(case.num_graphs), weights, True)

@@ -1,7 +1,6 @@
 """The few directions in which the nodes of a graph vary most.
 
-Along all others the nodes hardly matter to the plans, and the Hessian is close to something that is known at once: see
-:class:`flowpool.core.systems.Model`.
+Along all others the nodes hardly matter to the plans. This is what the kernels should find, in plain torch.
 """
 
 from __future__ import annotations

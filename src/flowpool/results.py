@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from flowpool.causes import why_singular, why_unfinished
-from flowpool.core.records import lazy
 from flowpool.engines.devices import readable
 from flowpool.engines.interface import BackwardReport, Engine, Problem, Solution
 from flowpool.status import Status
 
+Value = TypeVar("Value")
 _CONVERGED = torch.tensor([status.converged for status in sorted(Status)])  # by code
+
+
+class lazy(cached_property[Value]):  # noqa: N801 - a decorator
+    """A property that is computed when it is first asked for.
+
+    Python's own holds a lock up to version 3.11, one for all objects: threads wait for one another, and a child that was
+    forked meanwhile waits for ever.
+    """
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Value: ...
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+        if instance is None:
+            return self
+        assert self.attrname is not None  # noqa: S101 - it has been given a name in a class
+        value = instance.__dict__[self.attrname] = self.func(instance)
+        return value
 
 
 class Ended:

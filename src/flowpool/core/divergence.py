@@ -101,8 +101,8 @@ class Energy:
 
     def select(self, index: Tensor) -> Energy:
         """The energies of some of the clouds."""
-        parts = (x[index] for x in (self.nodes, self.masses, self.point_masses, self.epsilon))
-        return Energy(self.geometry, *parts, self.debias)
+        nodes, masses, shares = self.nodes[index], self.masses[index], self.point_masses[index]
+        return Energy(self.geometry, nodes, masses, shares, self.epsilon[index], self.debias)
 
     @property
     def scales(self) -> Scales:

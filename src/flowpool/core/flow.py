@@ -118,7 +118,8 @@ def path(
     ) -> Generator[Solve, Any, tuple[Array, float]]:
         """Solution of ``H + shift`` or, filtered, of H, and the smallest curvature of H that was met."""
         if here.spectrum is None:
-            return (yield Solve(here.points, right, shift, precision, here is there))
+            answer: tuple[Array, float] = yield Solve(here.points, right, shift, precision, here is there)
+            return answer
         return here.spectrum.solve(right, shift, filtered), here.spectrum.flattest
 
     while request != DONE:
@@ -249,10 +250,10 @@ class _Batch:
         """Some of the clouds."""
         places = [place for place, cloud in enumerate(self.clouds) if cloud in wanted]
         index = _sent(places, self.here)
-        tensors = (x[index] for x in (self.here, self.there, self.potential))
-        scales = Scales(*(x[index] for x in self.scales))
-        clouds = [self.clouds[place] for place in places]
-        return _Batch(clouds, self.energy.select(index), scales, *tensors, self.points[places], self.roots[places])
+        clouds, scales = [self.clouds[place] for place in places], Scales(*(x[index] for x in self.scales))
+        here, there, potential = self.here[index], self.there[index], self.potential[index]
+        energy, points, roots = self.energy.select(index), self.points[places], self.roots[places]
+        return _Batch(clouds, energy, scales, here, there, potential, points, roots)
 
     def evaluate(self, asked: dict[int, Any]) -> dict[int, Seen]:
         """What the clouds want to know; those that have ended are evaluated again where they were."""
@@ -311,9 +312,9 @@ class _Batch:
 
         unit = scales.pull[:, None, None]
         found, flattest = conjugate_gradients(product, unit * right, scales.stiffness, shift, precision)
-        found = torch.cat([(found / scales.radius[:, None, None]).flatten(1), flattest[:, None]], 1).cpu().numpy()
+        rows = torch.cat([(found / scales.radius[:, None, None]).flatten(1), flattest[:, None]], 1).cpu().numpy()
         return {
-            cloud: (row[:-1].reshape(points.shape[1:]), float(row[-1])) for cloud, row in zip(asked, found, strict=True)
+            cloud: (row[:-1].reshape(points.shape[1:]), float(row[-1])) for cloud, row in zip(asked, rows, strict=True)
         }
 
 

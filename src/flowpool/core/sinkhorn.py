@@ -158,7 +158,7 @@ def _ascend(
     where the plan of a point has run empty and Newton sees nothing.
     """
     goal = torch.as_tensor(tolerance, dtype=cost.dtype, device=cost.device).clamp_min(ROUNDING)
-    before = torch.inf
+    before = torch.full_like(goal, torch.inf)
     for _ in range(math.ceil(iterations / AT_ONCE)):
         carried = opposite(soft_minimum(potential, cost), cost, point_masses, masses)
         found = newton(cost, point_masses, masses, carried)
@@ -217,7 +217,8 @@ def factor(plan: Tensor, conditional: Tensor) -> Tensor:
     """Cholesky factor of S, ``(..., M, M)``, the matrix of all linear systems with a plan, made invertible."""
     matrix = 1.0 / plan.shape[-2] ** 2 - plan @ conditional.mT
     matrix.diagonal(dim1=-2, dim2=-1).add_(plan.sum(-1), alpha=1 + MATCHING)
-    return torch.linalg.cholesky_ex(matrix)[0]
+    lower: Tensor = torch.linalg.cholesky_ex(matrix)[0]
+    return lower
 
 
 def exact_transport(cost: Tensor, point_masses: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,9 @@ class Pool:
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Whether two answers to the same question are equal: to the bit, or to rounding from the torch engine (row 10)."""
         if self.engine == "torch":
-            return torch.allclose(one, other, rtol=1e-8, atol=1e-8 if one.dtype == torch.float64 else 1e-5, equal_nan=True)
+            return torch.allclose(
+                one, other, rtol=1e-8, atol=1e-8 if one.dtype == torch.float64 else 1e-5, equal_nan=True
+            )
         return torch.equal(one, other)
 
     def __call__(

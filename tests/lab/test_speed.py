@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from flowpool.lab.datasets import load_dataset
-from flowpool.lab.speed import bench, trained
-from flowpool.lab.speed.bench import Measurement, best_times, write_bench
+from flowpool.lab.speed import trained
+from flowpool.lab.speed.bench import Measurement, write_bench
 from flowpool.lab.speed.cases import Case, graph_case, large_case
 from flowpool.lab.speed.device import Counter, run_on_device
 from flowpool.lab.speed.peers import BASE, flow_peer, layer_peers
 from flowpool.lab.speed.trained import FLOW, run_trained, trained_backbone
+from flowpool.lab.speed.turns import in_turns, passes, shortest, whole
 
 SMALL = Case("small", torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(3).repeat(4), 3, 2)
 
 
-def test_the_shortest_of_several_runs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_timed_apart_and_the_shortest_of_each_counts() -> None:
     """On a clock that goes forward when the work says so; the first call is no measurement."""
     now = 0.0
     forward_times, backward_times = iter([0.01, 0.05, 0.02, 0.08]), iter([0.1, 0.7, 0.6, 0.5])
@@ -42,8 +43,10 @@ def test_the_shortest_of_several_runs_counts(monkeypatch: pytest.MonkeyPatch) ->
             work(next(backward_times))
             return upstream * 2
 
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: now)
-    assert best_times(Work.apply, SMALL, seconds=0.0, least=3) == pytest.approx((20, 500))
+    call = passes(lambda: Work.apply(SMALL.nodes.clone().requires_grad_()), clock=lambda: now)
+    taken = in_turns({"work": call}, 3)["work"]
+    assert len(taken) == 3
+    assert shortest(taken) == pytest.approx((0.02, 0.5))
     assert next(forward_times, None) is None
 
 
@@ -82,7 +85,7 @@ def test_table_and_picture_are_written(tmp_path: Path) -> None:
 def test_trained_rows_name_every_pool_and_say_how_the_flow_did(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trained, "SETTINGS", (("MUTAG", 4, 3), ("NCI1", 4, 3)))
     monkeypatch.setattr(trained, "EPOCHS", 1)
-    rows = {row.method: row for row in run_trained(["MUTAG"], threads=(1,), rounds=1)}
+    rows = {row.method: row for row in run_trained(["MUTAG"], counts=(1,), rounds=1)}
     assert {FLOW, BASE, "SetTransformerAggregation", "EquilibriumAggregation", "SumAggregation"} == set(rows)
     assert {row.case for row in rows.values()} == {"MUTAG d=4 M=3"}
     assert rows[BASE].ratio == rows[BASE].median_ratio == 1.0
@@ -101,7 +104,7 @@ def test_features_are_of_a_network_that_has_learned_and_the_same_each_time() -> 
     assert not torch.allclose(outputs[0], outputs[2])
 
 
-def test_pools_take_turns_and_the_best_turn_after_the_first_counts() -> None:
+def test_work_takes_turns_and_the_first_turn_does_not_count() -> None:
     now, calls = 0.0, []
     lasting = {"a": iter([0.1, 5.0, 3.0]), "b": iter([9.0, 2.0, 4.0])}
 
@@ -110,9 +113,12 @@ def test_pools_take_turns_and_the_best_turn_after_the_first_counts() -> None:
         calls.append(name)
         now += next(lasting[name])
 
-    pools = {name: (lambda name=name: work(name)) for name in lasting}
-    assert trained._in_turns(pools, lambda: now, 2) == pytest.approx({"a": 3.0, "b": 2.0})
+    pools = {name: whole(lambda name=name: work(name), lambda: now) for name in lasting}  # type: ignore[misc]
+    taken = in_turns(pools, 2)
+    assert {name: shortest(own) for name, own in taken.items()} == {"a": (pytest.approx(3),), "b": (pytest.approx(2),)}
     assert calls == ["a", "b"] * 3
+    once = in_turns({"c": lambda: (1.0,)}, 1, warm=False)
+    assert once == {"c": [(1.0,)]}
 
 
 def test_what_a_device_is_asked_for_is_counted() -> None:

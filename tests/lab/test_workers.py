@@ -15,7 +15,7 @@ from flowpool.lab.configuration import Configuration
 from flowpool.lab.evaluate import evaluate, make_tasks
 from flowpool.lab.options import Schedule
 from flowpool.lab.results import Store, Task
-from flowpool.lab.workers import LocalWorkers, one_thread
+from flowpool.lab.workers import LocalWorkers, threads
 
 SHORT = Configuration(schedule=Schedule(max_epochs=2))
 
@@ -72,9 +72,9 @@ def test_no_jobs_no_work() -> None:
         LocalWorkers(0)
 
 
-def test_one_thread_gives_the_threads_back() -> None:
+def test_threads_are_given_back() -> None:
     before = torch.get_num_threads()
-    with pytest.raises(KeyError), one_thread():
+    with pytest.raises(KeyError), threads(1):
         assert torch.get_num_threads() == 1
         raise KeyError
     assert torch.get_num_threads() == before

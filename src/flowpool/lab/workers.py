@@ -52,16 +52,16 @@ class LocalWorkers:
             yield from _by_processes(work, tasks, jobs)
             return
         for task in tasks:
-            with one_thread():
+            with threads(1):
                 end = work(task)
             yield end
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch, and its number of threads back in the end."""
+def threads(number: int) -> Iterator[None]:
+    """So many threads for torch, and as many as before in the end."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     try:
         yield
     finally:

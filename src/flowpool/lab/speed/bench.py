@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from flowpool.lab.speed.cases import GRAPH_CASES, Case, graph_case, large_case
 from flowpool.lab.speed.memory import peak_megabytes
 from flowpool.lab.speed.ott import time_ott
 from flowpool.lab.speed.peers import BASE, Peer, flow_peer, layer_peers
+from flowpool.lab.speed.turns import Times, in_turns, passes, shortest
 
 EPSILONS = (1.0, 0.3, 0.1)
 LARGE = (100_000, 1_000_000)
@@ -56,29 +56,36 @@ def run_bench(data: str | None = None, large: bool = True, ott_steps: int = 100)
 
 
 def _graphs(case: Case) -> Iterator[Measurement]:
-    peers = layer_peers(case)
-    base = sum(best_times(peers[BASE], case))
-    for epsilon in EPSILONS:
-        # Beside each of our times stands a fresh one of the peer, since machines change their pace.
-        base = min(base, sum(best_times(peers[BASE], case, 0.5)))
-        times = best_times(flow_peer(case, "compiled", epsilon), case, 2.0)
-        share = _converged(case, "compiled", epsilon)
-        used = peak_megabytes(_work, case, "compiled", epsilon)
-        yield _line(case, "flow, compiled", epsilon, times, base, share, used)
-    # The torch engine takes seconds to minutes for wide features on a CPU: one run tells enough.
-    times = best_times(flow_peer(case, "torch", EPSILONS[-1]), case, 0.0, least=1)
-    yield _line(case, "flow, torch", EPSILONS[-1], times, base, None, None)
-    for name, layer in peers.items():
-        yield _line(case, name, None, best_times(layer, case), base, None, None)
+    peers: dict[tuple[str, float | None], Peer] = {
+        ("flow, compiled", epsilon): flow_peer(case, "compiled", epsilon) for epsilon in EPSILONS
+    }
+    peers |= {(name, None): layer for name, layer in layer_peers(case).items()}
+    taken = in_turns({name: _passes(peer, case) for name, peer in peers.items()}, 2, float(len(peers)))
+    base = sum(shortest(taken[BASE, None]))
+    # The torch engine takes long for wide features on a CPU: one run tells enough.
+    slow = ("flow, torch", EPSILONS[-1])
+    taken |= in_turns({slow: _passes(flow_peer(case, "torch", EPSILONS[-1]), case)}, 1)
+    for (name, epsilon), times in taken.items():
+        share = used = None
+        if name == "flow, compiled" and epsilon is not None:
+            share = _converged(case, "compiled", epsilon)
+            used = peak_megabytes(_work, case, "compiled", epsilon)
+        yield _line(case, name, epsilon, shortest(times), base, share, used)
 
 
 def _large(case: Case) -> Iterator[Measurement]:
-    base = sum(best_times(layer_peers(case)[BASE], case, 1.0)) if len(case.nodes) <= 200_000 else None
-    for epsilon in EPSILONS:
-        times = best_times(flow_peer(case, "compiled", epsilon), case, 0.0, least=1)
-        share = None if len(case.nodes) > 200_000 else _converged(case, "compiled", epsilon)
+    small = len(case.nodes) <= 200_000
+    work: dict[float | None, Callable[[], Times]] = {
+        epsilon: _passes(flow_peer(case, "compiled", epsilon), case) for epsilon in EPSILONS
+    }
+    if small:
+        work[None] = _passes(layer_peers(case)[BASE], case)
+    taken = in_turns(work, 1)
+    base = sum(shortest(taken.pop(None))) if small else None
+    for epsilon, times in taken.items():
+        share = _converged(case, "compiled", epsilon or 0.0) if small else None
         used = peak_megabytes(_work, case, "compiled", epsilon) if epsilon == EPSILONS[-1] else None
-        yield _line(case, "flow, compiled", epsilon, times, base, share, used)
+        yield _line(case, "flow, compiled", epsilon, shortest(times), base, share, used)
 
 
 def _ott(case: Case, steps: int) -> Iterator[Measurement]:
@@ -103,10 +110,9 @@ def _growth() -> Iterator[Measurement]:
     ):
         for value in values:
             case = _random_case(**{**plain, name: value})
-            times = best_times(flow_peer(case, "compiled", 0.1), case, 1.0)
-            yield _line(
-                case, f"flow, compiled, {name}={value}", 0.1, times, None, _converged(case, "compiled", 0.1), None
-            )
+            taken = in_turns({"": _passes(flow_peer(case, "compiled", 0.1), case)}, 2, 1.0)[""]
+            share = _converged(case, "compiled", 0.1)
+            yield _line(case, f"flow, compiled, {name}={value}", 0.1, shortest(taken), None, share, None)
 
 
 def _random_case(count: int, size: int, width: int, num_points: int) -> Case:
@@ -114,37 +120,23 @@ def _random_case(count: int, size: int, width: int, num_points: int) -> Case:
     return Case("growth", nodes, torch.arange(count).repeat_interleave(size), count, num_points)
 
 
-def best_times(peer: Peer, case: Case, seconds: float = 1.0, least: int = 2) -> tuple[float, float]:
-    """Best forward and best backward time in milliseconds, of as many runs as fit into the seconds, and the least.
-
-    A call before that does not count: it loads, compiles and allocates.
-    """
-    peer(case.nodes.clone().requires_grad_()).sum().backward()
-    forward = backward = float("inf")
-    began, rounds = time.perf_counter(), 0
-    while rounds < least or time.perf_counter() - began < seconds:
-        nodes = case.nodes.clone().requires_grad_()
-        start = time.perf_counter()
-        output = peer(nodes)
-        middle = time.perf_counter()
-        output.sum().backward()
-        end = time.perf_counter()
-        forward, backward = min(forward, middle - start), min(backward, end - middle)
-        rounds += 1
-    return 1e3 * forward, 1e3 * backward
+def _passes(peer: Peer, case: Case) -> Callable[[], Times]:
+    """Forward and backward of a peer, on fresh nodes each time."""
+    return passes(lambda: peer(case.nodes.detach().requires_grad_()))
 
 
 def _line(
     case: Case,
     method: str,
     epsilon: float | None,
-    times: tuple[float, float],
+    times: Times,
     base: float | None,
     share: float | None,
     used: float | None,
 ) -> Measurement:
     ratio = None if base is None else sum(times) / base
-    return Measurement(case.name, method, epsilon, *times, ratio, share, used)
+    forward, backward = (1e3 * seconds for seconds in times)
+    return Measurement(case.name, method, epsilon, forward, backward, ratio, share, used)
 
 
 def _converged(case: Case, engine: Any, epsilon: float) -> float:

@@ -7,7 +7,6 @@ device must have finished all that was asked before. Layers take turns, since ma
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from flowpool.lab.datasets import DatasetNotFoundError
 from flowpool.lab.speed.cases import GRAPH_CASES, Case, graph_case
 from flowpool.lab.speed.peers import BASE, pooling_layers
-from flowpool.lab.speed.trained import processor
+from flowpool.lab.speed.turns import in_turns, passes, processor
 from flowpool.nn.pool import FlowPool
 from flowpool.nn.readout import FlowReadout
 
@@ -87,34 +86,19 @@ def measure(case: Case, device: torch.device, layers: Mapping[str, nn.Module], r
     }
     seeds = {name: torch.ones_like(call().detach()) for name, call in calls.items()}  # loads and compiles, too
     wait = getattr(torch.get_device_module(device), "synchronize", lambda: None)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            out, forward = _timed(call, wait)
-            _, backward = _timed(partial(out.backward, seeds[name]), wait)
-            times[name].append((forward, backward))
-    medians = {
-        name: [statistics.median(passes) for passes in zip(*taken[1:], strict=True)] for name, taken in times.items()
-    }
+    taken = in_turns({name: passes(call, seeds[name], wait=wait) for name, call in calls.items()}, rounds)
+    medians = {name: [statistics.median(times) for times in zip(*own, strict=True)] for name, own in taken.items()}
     for name, call in calls.items():
         with Counter(device) as forward_counts:
             out = call()
         with Counter(device) as backward_counts:
             out.backward(seeds[name])
-        passes = zip(("forward", "backward"), (forward_counts, backward_counts), medians[name], strict=True)
-        for which, counted, seconds in passes:
+        both = zip(("forward", "backward"), (forward_counts, backward_counts), medians[name], strict=True)
+        for which, counted, seconds in both:
             ratio = sum(medians[name]) / sum(medians[BASE]) if BASE in medians else None
             yield DeviceRow(
                 case.name, name, which, counted.operations, counted.waits, counted.copies, 1e3 * seconds, ratio
             )
-
-
-def _timed(work: Callable[[], Any], wait: Callable[[], None]) -> tuple[Any, float]:
-    wait()
-    began = time.perf_counter()
-    result = work()
-    wait()
-    return result, time.perf_counter() - began
 
 
 def run_on_device(name: str, data: str | None = None) -> Iterator[DeviceRow]:

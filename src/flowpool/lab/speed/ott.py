@@ -16,6 +16,7 @@ from flowpool.costs import Geometry, SquaredEuclidean
 from flowpool.engines.torch_engine import energy_of, judge
 from flowpool.lab.paper.scheme import Scheme, pooled_by_ott
 from flowpool.lab.speed.cases import Case
+from flowpool.lab.speed.turns import in_turns, shortest, whole
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,9 @@ def time_ott(case: Case, epsilon: float, steps: int) -> OttRun:
 
 def _timed(function: Any, given: Any) -> tuple[Any, float]:
     """What a compiled function returns, and its best time after the first."""
-    result, best = function(*given).block_until_ready(), float("inf")
-    for _ in range(3):
-        began = time.perf_counter()
-        function(*given).block_until_ready()
-        best = min(best, time.perf_counter() - began)
-    return result, best
+    result = function(*given).block_until_ready()
+    taken = in_turns({"": whole(lambda: function(*given).block_until_ready(), time.perf_counter)}, 3, warm=False)
+    return result, shortest(taken[""])[0]
 
 
 def framed(case: Case, epsilon: float) -> tuple[Tensor, Energy]:

@@ -1,20 +1,18 @@
 """Times that are true to life: features of a network that was trained, batch by batch, and whole epochs of training.
 
 Features are those of a GIN trained with sum pooling, so that every pool meets the same ones. Pools take turns on each batch,
-since machines change their pace. With one thread the processor's time is counted, which others on the machine do not disturb;
+as everywhere here. With one thread the processor's time is counted, which others on the machine do not disturb;
 with more threads it is the time that passes.
 """
 
 from __future__ import annotations
 
 import copy
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +23,9 @@ from flowpool.lab.backbones import GIN
 from flowpool.lab.datasets import DatasetNotFoundError, GraphBatch, GraphDataset, load_dataset
 from flowpool.lab.leakproof import batches
 from flowpool.lab.speed.peers import BASE, pooling_layers
+from flowpool.lab.speed.turns import in_turns, shortest, whole
 from flowpool.lab.training import mini_batches
+from flowpool.lab.workers import threads
 from flowpool.nn.pool import FlowPool
 
 # Dataset, d, M.
@@ -67,14 +67,14 @@ class TrainedRow:
 
 
 def run_trained(
-    names: Sequence[str] = DATASETS, data: str | None = None, threads: Sequence[int] = (1, 2), rounds: int = 3
+    names: Sequence[str] = DATASETS, data: str | None = None, counts: Sequence[int] = (1, 2), rounds: int = 3
 ) -> Iterator[TrainedRow]:
     """Rows one by one. Datasets that are not on this machine are left out.
 
     Args:
         names: datasets, of `DATASETS`.
         data: folder with the data.
-        threads: numbers of threads to run everything with.
+        counts: of threads to run everything with.
         rounds: how often each batch is timed.
     """
     unknown = [name for name in names if name not in DATASETS]
@@ -87,32 +87,11 @@ def run_trained(
             dataset = load_dataset(name, data, download=False)
         except DatasetNotFoundError:
             continue
-        with _threads(1):
+        with threads(1):
             backbone = trained_backbone(dataset, width, EPOCHS)
-        for number in threads:
-            with _threads(number):
+        for number in counts:
+            with threads(number):
                 yield from _rows(dataset, backbone, width, num_points, number, rounds)
-
-
-def processor() -> str:
-    """What this machine calls its processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return f"{named[0] if named else platform.machine()}, {'with' if 'avx512f' in flags else 'without'} AVX-512"
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def epoch_of(dataset: GraphDataset, seed: int = 0) -> list[GraphBatch]:
@@ -163,16 +142,17 @@ def _rows(
     features = _features(backbone, parts)
     times: dict[str, list[float]] = {name: [] for name in pools}
     for part, nodes in zip(parts, features, strict=True):
-        work = {name: _pooling(pool, nodes, part) for name, pool in pools.items()}
-        for name, seconds in _in_turns(work, clock, rounds).items():
-            times[name].append(1e3 * seconds)
+        work = {name: whole(_pooling(pool, nodes, part), clock) for name, pool in pools.items()}
+        for name, taken in in_turns(work, rounds).items():
+            times[name].append(1e3 * shortest(taken)[0])
     steps = {name: Training(copy.deepcopy(backbone), pool, dataset) for name, pool in pools.items()}
     for step in steps.values():
         step(parts[0])
     epochs = dict.fromkeys(pools, 0.0)
     for part in parts:
-        for name, seconds in _in_turns({n: _bound(s, part) for n, s in steps.items()}, clock, 1, False).items():
-            epochs[name] += seconds
+        once = {name: whole(partial(step, part), clock) for name, step in steps.items()}
+        for name, taken in in_turns(once, 1, warm=False).items():
+            epochs[name] += taken[0][0]
     report = _report(flow, features, parts)
     for name, found in times.items():
         yield TrainedRow(
@@ -194,10 +174,6 @@ def _features(backbone: GIN, parts: list[GraphBatch]) -> list[Tensor]:
     return [backbone(part.x, part.edge_index) for part in parts]
 
 
-def _bound(step: Training, part: GraphBatch) -> Callable[[], None]:
-    return lambda: step(part)
-
-
 def _pooling(pool: nn.Module, nodes: Tensor, part: GraphBatch) -> Callable[[], None]:
     """Forward and backward of a pool."""
 
@@ -205,20 +181,6 @@ def _pooling(pool: nn.Module, nodes: Tensor, part: GraphBatch) -> Callable[[], N
         pool(nodes.detach().requires_grad_(), part.batch, dim_size=len(part.y)).square().sum().backward()
 
     return work
-
-
-def _in_turns(
-    work: dict[str, Callable[[], None]], clock: Callable[[], float], rounds: int, warm: bool = True
-) -> dict[str, float]:
-    """Best time of each, in seconds, after a call that does not count."""
-    best = dict.fromkeys(work, float("inf"))
-    for turn in range(rounds + warm):
-        for name, call in work.items():
-            began = clock()
-            call()
-            if turn >= warm:
-                best[name] = min(best[name], clock() - began)
-    return best
 
 
 def _report(pool: FlowPool, features: list[Tensor], parts: list[GraphBatch]) -> tuple[float, ...]:

@@ -25,6 +25,7 @@ from flowpool.core.constants import (
     UNBALANCED,
     WIDE,
 )
+from flowpool.inputs import may_look
 from flowpool.status import Status
 
 FEW_STEPS = 8  # of Newton's method where nobody may look how far it is, and the reference lies well inside the nodes;
@@ -126,7 +127,7 @@ def share_out(
     Args:
         masses: ``(N, 1)``.
     """
-    looks = scores.device.type == "cpu" and not torch.compiler.is_compiling()
+    looks = may_look(scores)
     widest = sums_like_max(scores.amax(-1) - scores.amin(-1), graph, num_graphs)  # (B, 1)
     heat = torch.where(widest > WIDE, widest / WIDE, 1.0)
     filled = sums(masses, graph, num_graphs) > 0

@@ -2,11 +2,12 @@
 
 Random pairs of sets; nodes of graphs are averaged over neighbours twice. Exact distances are those of POT. The last error
 is that of distances multiplied by one number, the median ratio over the first half of the pairs, measured on the others.
-What is called matched is W_2 between M points of each set, an assignment per pair, and random members likewise.
 
     python benchmarks/vectorizer.py MUTAG ENZYMES DIGITS --data FOLDER
+    python benchmarks/vectorizer.py --sizes
 
-With ``--times``: CPU seconds of ``transform`` for every embedding, and of exact distances, in one run.
+With ``--times``: CPU seconds of ``transform`` for every embedding, and of exact distances, in one run. With ``--sizes`` and
+no dataset: those of ``fit_transform`` by number and size of sets in the plane.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ METHODS: dict[str, Callable[[int], Any]] = {
     "slices": lambda count: Slices(count, random_state=0),
     "WEGL": lambda count: WEGL(count, random_state=0),
     "mean and deviations": lambda count: Moments("deviations"),
-    "flow": lambda count: Flow(count, random_state=0),
 }
 
 TIMED: dict[str, Callable[[int], Any]] = {
@@ -40,8 +40,10 @@ TIMED: dict[str, Callable[[int], Any]] = {
     "sort": Sorted,
     "OTKE": lambda count: OTKE(count, random_state=0),
     **METHODS,
+    "flow": lambda count: Flow(count, random_state=0),
 }
 PASSES = 3
+SIZES = [(5_000, 10), (5_000, 100), (5_000, 1_000), (500, 10_000), (50, 100_000)]
 COMPARED = 10  # sets whose exact distances to all others are timed
 
 
@@ -59,14 +61,6 @@ def measure(name: str, data: str | None, points: list[int], num_pairs: int) -> N
             seconds = 1000 * (time.process_time() - begin) / len(sets)
             found = np.linalg.norm(vectors[pairs[:, 0]] - vectors[pairs[:, 1]], axis=1)
             _tell(f"{name} | {count} | {label}", exact, found, f"{seconds:.2f}")
-            if label == "flow":
-                points_of = embedding.points(sets, sample_weight=weights)
-                matched = [_exact(points_of, None, *pair) for pair in pairs]
-                _tell(f"{name} | {count} | flow, matched", exact, np.array(matched), "")
-        shares = [None] * len(sets) if weights is None else [own / own.sum() for own in weights]
-        drawn = [random.choice(one, count, p=share) for one, share in zip(sets, shares, strict=True)]
-        matched = [_exact(drawn, None, *pair) for pair in pairs]
-        _tell(f"{name} | {count} | random members, matched", exact, np.array(matched), "")
 
 
 def _tell(what: str, exact: np.ndarray, found: np.ndarray, seconds: str) -> None:
@@ -97,6 +91,22 @@ def measure_times(name: str, data: str | None, count: int) -> None:
     print(f"| {name} | | exact distances to all {len(sets)} | {seconds:.0f} |", flush=True)
 
 
+def measure_sizes() -> None:
+    """Prints CPU seconds of ``fit_transform`` for 5,000,000 members in the plane or fewer, ways in turn."""
+    ways: dict[str, dict[str, Any]] = {"default": {}, "8 points": {"num_points": 8}, "free": {"by": "free"}}
+    random = np.random.default_rng(0)
+    print("| sets | members each | " + " | ".join(ways) + " |\n|---|---|" + "---|" * len(ways))
+    for count, size in SIZES:
+        sets = random.uniform(size=(count, size, 2))
+        row = []
+        for options in ways.values():
+            FlowVectorizer(random_state=0, **options).fit(sets[:5])  # whatever is compiled once
+            begin = time.process_time()
+            FlowVectorizer(random_state=0, **options).fit_transform(sets)
+            row.append(f"{time.process_time() - begin:.2f} s")
+        print(f"| {count:,} | {size:,} | " + " | ".join(row) + " |", flush=True)
+
+
 def _sets(name: str, data: str | None) -> tuple[list[Any], list[Any] | None]:
     graphs = load_graphs(name, data)
     return Propagate(2 if graphs.edge_index.shape[1] else 0).fit_transform(list(graphs)), weights_of(graphs)
@@ -109,14 +119,17 @@ def _exact(sets: list[Any], weights: list[Any] | None, one: int, other: int) -> 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("datasets", nargs="+")
+    parser.add_argument("datasets", nargs="*")
     parser.add_argument("--data")
-    parser.add_argument("--points", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--points", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--pairs", type=int, default=500)
     parser.add_argument("--times", action="store_true")
+    parser.add_argument("--sizes", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    if chosen.times:
+    if chosen.sizes:
+        measure_sizes()
+    elif chosen.times:
         print("| set | M | vector | CPU s / 1,000 sets |\n|---|---|---|---|")
         for dataset, count in itertools.product(chosen.datasets, chosen.points):
             measure_times(dataset, chosen.data, count)

@@ -860,3 +860,15 @@ def test_registered_the_name_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(aggregation_resolver("flowreadout", **kwargs), FlowReadout)
     finally:
         del torch_geometric.nn.aggr.FlowPool, torch_geometric.nn.aggr.FlowReadout, pooling_dict["flowpool"]
+
+
+def test_errors_of_a_cost_reach_its_author_as_they_are() -> None:
+    """Graph ids have another name here than in functions; no other error is touched."""
+
+    class Picky(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            raise ValueError("this batch is too large", 42)
+
+    with pytest.raises(ValueError) as caught:
+        FlowPool(2, 3, cost=Picky())(features(), INDEX)
+    assert caught.value.args == ("this batch is too large", 42)

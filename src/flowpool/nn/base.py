@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal, NoReturn, cast
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import Aggregation
 
 from flowpool import references
+from flowpool.core.measures import GraphIdError
 from flowpool.inputs import check_choice, check_plain, checked_count
 from flowpool.nn.report import Memory, Report
 from flowpool.options import ON_FAILURE, SIZES, OnFailure, Size
@@ -44,10 +44,8 @@ class PointAggregation(Aggregation):
             )
         try:
             return cast(Tensor, nn.Module.__call__(self, x, index, ptr, *rest, **more))
-        except ValueError as error:
-            # The functions behind call the graph ids "batch", PyG's aggregations "index".
-            error.args = tuple(re.sub(r"\bbatch\b", "index", str(part)) for part in error.args)
-            raise
+        except GraphIdError as error:
+            raise error.called("index") from None
 
     def _conclude(self, report: Report, device: torch.device) -> None:
         """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""

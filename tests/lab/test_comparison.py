@@ -78,4 +78,5 @@ def test_folds_with_other_test_graphs_are_not_paired() -> None:
 
 def test_flow_is_what_the_others_are_compared_with() -> None:
     assert reference_pool(["sum", "flow"]) == "flow"
-    assert reference_pool(["sum", "mean"]) == "sum"
+    assert reference_pool(["sum", "mean"]) == reference_pool(["mean", "sum"]) == "sum"
+    assert reference_pool(["sort", "gmt"]) == reference_pool(["gmt", "sort"]) == "gmt"

@@ -97,6 +97,8 @@ def evaluate(
             from flowpool.lab.results import Store
 
             store = Store.open(finished)
+            for remark in store.configuration["notes"]:
+                note(remark)
             _tell(_concluded(store, store.tasks()), as_json, len(store.tasks()))
         return
     with plain_errors():

@@ -111,8 +111,9 @@ def compare(
 
 
 def reference_pool(pools: Sequence[str]) -> str:
-    """The pool that the others are compared with: ours if one takes part, else the first one."""
-    return next((name for name in ("flow-vectorizer", "flow", "flow-readout") if name in pools), pools[0])
+    """The pool that the others are compared with, in whatever order they come: ours if one takes part, else the plainest."""
+    known = ("flow-vectorizer", "flow", "flow-readout", "sum", "mean")
+    return next((name for name in known if name in pools), min(pools))
 
 
 def spread(summary: Summary, metric: Metric) -> str:

@@ -85,8 +85,8 @@ class Conclusion:
         return f"{self.configuration['dataset']}: {describe(self.configuration)}; {self.folds}"
 
     def notes(self) -> list[str]:
-        """What has to be said beside the table."""
-        return [verdict(self), *self.sources, *self.configuration["notes"]]
+        """What has to be said beside the table, apart from what the data came with."""
+        return [verdict(self), *self.sources]
 
 
 def conclude(store: Store, tasks: Sequence[Task]) -> Conclusion:

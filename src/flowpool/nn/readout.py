@@ -207,12 +207,14 @@ class FlowReadout(PointAggregation):
 
     def _columns(self, told: Tensor) -> Tensor:
         """Sum, number, and the map of what the points received, ``(B, out_channels)``, before the last norm."""
+        told = told.to(torch.promote_types(told.dtype, self.shape_map.dtype))
         moved, deviations, base = told.split([self.reference.numel(), self.reference.numel(), self.in_channels + 1], 1)
         to_moved, to_deviations = self.shape_map.to(told.dtype).flatten(2).unbind(1)  # U and V, (K, M D)
         if self.size is not None:  # the sum knows the mean of a graph, which is the mean of what its points receive
             moved = moved.unflatten(1, self.reference.shape)  # (B, M, D)
             moved = (moved - moved.mean(1, keepdim=True)).flatten(1)
-        shape = torch.addmm(moved @ to_moved.mT, deviations, to_deviations.mT)
+        with torch.autocast(told.device.type, enabled=False):  # as exact as the layer, like all before it
+            shape = torch.addmm(moved @ to_moved.mT, deviations, to_deviations.mT)
         return torch.cat([base, shape], 1) if self.size is not None else shape
 
     def _normed(self, rows: Tensor, counted: Tensor | None) -> Tensor:

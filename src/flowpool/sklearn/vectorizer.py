@@ -49,7 +49,7 @@ class FlowVectorizer(TransformerMixin, Fitted):
     and the tails of a blurred plan. ``inverse_transform`` turns back.
 
     Args:
-        num_points: M; fewer shares in space where the training sets have fewer distinct members.
+        num_points: M; fewer where the training sets have fewer distinct members.
         by: ``"step"``: equal shares, as above. ``"free"``: each point receives what is near it, and the vector says how
             much: a soft histogram, for classifying sets rather than for distances.
         reference: ``"kmeans"``: centres of the members of the training sets; or an array ``(M, D)``.
@@ -61,8 +61,9 @@ class FlowVectorizer(TransformerMixin, Fitted):
             square is a tenth of that of the others.
         standardize: divide each feature by its standard deviation over the training sets first, for features in
             different units.
-        random_state: of k-means and of random directions.
-        n_jobs: threads that pool sets; None: one, -1: as many as there are processors.
+        random_state: of k-means and of the rotation.
+        n_jobs: how many parts of the sets are pooled at a time, as in scikit-learn: None: one, -1: one per processor. The
+            kernels use torch's threads for each.
         verbose: show on stderr how far it is.
 
     Attributes:

@@ -64,7 +64,7 @@ def respond_to_solution(graph, epsilon):  # type: ignore[no-untyped-def]
     """Gradient in epsilon; fills dA in ``graph.tangent.change`` and dg in ``graph.tangent.dual``, given W in ``solution``."""
     stay_apart()
     tangent, here, count, hull = graph.tangent, graph.here, graph.count, graph.hull
-    respond(graph, graph.solution, epsilon, tangent.conditional)
+    respond(graph, graph.solution, epsilon, False)
     self_plan_response(graph, graph.solution, epsilon)
     # Rows and columns of dP and dQ sum to zero, so only the inner products in the costs count.
     for j in range(0, graph.length, WIDTH):

@@ -18,14 +18,15 @@ from flowpool.kernels.response import factorise_responses
 
 
 @kernel
-def pair_weights(count, length, conditional, plan, weights):  # type: ignore[no-untyped-def]
-    """``P_ij A_lj`` for i <= l, one row for each pair."""
+def pair_weights(count, length, conditional, masses, weights):  # type: ignore[no-untyped-def]
+    """``b_j A_ij A_lj`` for i <= l, one row for each pair."""
     stay_apart()
     row = 0
     for i in range(count):
         for k in range(i, count):
             for j in range(0, length, WIDTH):
-                store(weights, row, j, multiply(load(plan, i, j), load(conditional, k, j)))
+                plan = multiply(load(masses, 0, j), load(conditional, i, j))
+                store(weights, row, j, multiply(plan, load(conditional, k, j)))
             row += 1
 
 
@@ -166,7 +167,7 @@ def form_hessian(graph, epsilon):  # type: ignore[no-untyped-def]
             count,
             width,
             from_column(graph.tangent.conditional, start),
-            from_column(graph.tangent.plan, start),
+            from_column(graph.masses, start),
             graph.pairs,
         )
         row = 0

@@ -7,6 +7,7 @@ R says.
 from __future__ import annotations
 
 from flowpool.kernels.machine.jit import shared
+from flowpool.kernels.machine.lanes import WIDTH
 from flowpool.kernels.machine.linear import padded
 from flowpool.kernels.machine.memory import PLACE, Table, arranger, doubles, number, opener
 from flowpool.kernels.transport import work_rows
@@ -32,9 +33,10 @@ BLOCK = 128  # nodes whose moments are taken at once; the weights of a block sta
     SQUARE,  # M K + 1, an even number of rows at least
     WIDE,  # M K and one more block, because a block may be stored past the last column
     TWICE,  # 2 M
+    LANES,
     WORK,  # rows of the workspace of the transport
     SIZES,
-) = range(19)
+) = range(20)
 
 # Nodes and points with all their features, on the way into coordinates and out of them.
 CLOUD = Table(
@@ -63,10 +65,10 @@ _PLACE = Table(
 _TANGENT = Table(
     "Tangent",
     conditional=doubles(POINTS, NODES),  # A
-    plan=doubles(POINTS, NODES),  # P
     change=doubles(POINTS, NODES),  # dP or dA
     dual=doubles(ONE, NODES),  # dg
     scaled=doubles(POINTS, AFFINE),  # the direction
+    sums=doubles(POINTS, LANES),
 )
 
 
@@ -189,4 +191,5 @@ def set_graph_sizes(sizes, count, length, hull, dimension, lead):  # type: ignor
     sizes[SQUARE] = count * lead + 1
     sizes[WIDE] = padded(count * lead) + padded(lead)
     sizes[TWICE] = 2 * count
+    sizes[LANES] = WIDTH
     sizes[WORK] = work_rows(count)

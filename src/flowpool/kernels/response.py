@@ -34,7 +34,6 @@ def keep_plans(graph):  # type: ignore[no-untyped-def]
     for i in range(count):
         for j in range(0, graph.length, WIDTH):
             store(tangent.conditional, i, j, load(graph.conditional, i, j))
-            store(tangent.plan, i, j, load(graph.plan, i, j))
         for k in range(0, padded(count), WIDTH):
             store(graph.kept_self_plan, i, k, load(graph.self_plan, i, k))
     transpose(graph.here.points, count, graph.dimension, graph.kept_columns)
@@ -69,53 +68,57 @@ def scale_direction(points, direction, count, dimension, epsilon, scaled):  # ty
 
 
 @kernel
-def cost_changes(nodes, length, hull, dimension, count, tangent, right):  # type: ignore[no-untyped-def]
-    """Fills ``tangent.change`` with p, ``(M, N)``, ``tangent.dual`` with its means ``sum_i A_ij p_ij``, and ``right``.
+def cost_changes(graph, tangent):  # type: ignore[no-untyped-def]
+    """Fills ``tangent.change`` with p, ``(M, N)``, ``tangent.dual`` with its means ``sum_i A_ij p_ij``, ``graph.small_right``.
 
-    ``right_i = sum_j P_ij (p_ij - sum_l A_lj p_lj)`` is what the change of f answers to. ``tangent.scaled`` is that of
+    The last is what the change of f answers to, ``sum_j P_ij (p_ij - sum_l A_lj p_lj)``. ``tangent.scaled`` is that of
     :func:`scale_direction`.
     """
     stay_apart()
-    change, dual = tangent.change, tangent.dual
-    for j in range(0, length, WIDTH):
-        affine(nodes, hull, dimension, count, tangent.scaled, change, j)
-        column = splat(0.0)
-        for i in range(count):
-            column = fma(load(tangent.conditional, i, j), load(change, i, j), column)
-        store(dual, 0, j, column)
+    count, conditional, change, sums = graph.count, tangent.conditional, tangent.change, tangent.sums
     for i in range(count):
-        inner = splat(0.0)
-        for j in range(0, length, WIDTH):
-            inner = fma(load(tangent.plan, i, j), subtract(load(change, i, j), load(dual, 0, j)), inner)
-        right[0, i] = total(inner)
+        store(sums, i, 0, splat(0.0))
+    for j in range(0, graph.length, WIDTH):
+        affine(graph.nodes, graph.hull, graph.dimension, count, tangent.scaled, change, j)
+        column, mass = splat(0.0), load(graph.masses, 0, j)
+        for i in range(count):
+            column = fma(load(conditional, i, j), load(change, i, j), column)
+        store(tangent.dual, 0, j, column)
+        for i in range(count):
+            apart = multiply(mass, subtract(load(change, i, j), column))
+            store(sums, i, 0, fma(load(conditional, i, j), apart, load(sums, i, 0)))
+    for i in range(count):
+        graph.small_right[0, i] = total(load(sums, i, 0))
 
 
 @kernel
-def plan_changes(length, count, step, tangent, weights):  # type: ignore[no-untyped-def]
-    """Replaces the means of p by dg, ``(1, N)``, and p by ``weights (df + dg - p)``, ``(M, N)``, given df in ``step``.
+def plan_changes(graph, tangent, weighted):  # type: ignore[no-untyped-def]
+    """Replaces the means of p by dg, ``(1, N)``, and p by ``dA = A (df + dg - p)``, ``(M, N)``, given df in ``graph.step``.
 
-    That is dP if the weights are P, and ``dA = dP / b`` if they are A.
+    Args:
+        weighted: by ``dP = b dA`` instead.
     """
     stay_apart()
-    change, dual = tangent.change, tangent.dual
-    for j in range(0, length, WIDTH):
+    count, conditional, change, dual, step = graph.count, tangent.conditional, tangent.change, tangent.dual, graph.step
+    for j in range(0, graph.length, WIDTH):
         value = load(dual, 0, j)
         for i in range(count):
-            value = fma(splat(-step[0, i]), load(tangent.conditional, i, j), value)
+            value = fma(splat(-step[0, i]), load(conditional, i, j), value)
         store(dual, 0, j, value)
+        mass = load(graph.masses, 0, j) if weighted else splat(1.0)
         for i in range(count):
             moved = subtract(add(splat(step[0, i]), value), load(change, i, j))
-            store(change, i, j, multiply(load(weights, i, j), moved))
+            store(change, i, j, multiply(multiply(mass, load(conditional, i, j)), moved))
 
 
 @shared
-def respond(graph, direction, epsilon, weights):  # type: ignore[no-untyped-def]
-    """Fills ``graph.tangent.change`` with dP or dA, as :func:`plan_changes` has it, and its ``dual`` with dg."""
-    tangent, length = graph.tangent, graph.length
+def respond(graph, direction, epsilon, weighted):  # type: ignore[no-untyped-def]
+    """Fills ``graph.tangent.change`` with dP if weighted, else with dA, and its ``dual`` with dg."""
+    tangent = graph.tangent
     scale_direction(graph.here.points, direction, graph.count, graph.dimension, epsilon, tangent.scaled)
-    cost_changes(graph.nodes, length, graph.hull, graph.dimension, graph.count, tangent, graph.small_right)
+    cost_changes(graph, tangent)
     substitute(graph.response, graph.count, graph.response_inverse, graph.small_right, graph.step, 0)
-    plan_changes(length, graph.count, graph.step, tangent, weights)
+    plan_changes(graph, tangent, weighted)
 
 
 @kernel
@@ -158,7 +161,7 @@ def hessian_product(graph, direction, epsilon, shift, result):  # type: ignore[n
     """
     stay_apart()
     count, hull, dimension, points = graph.count, graph.hull, graph.dimension, graph.here.points
-    respond(graph, direction, epsilon, graph.tangent.plan)
+    respond(graph, direction, epsilon, True)
     row_products(graph.tangent.change, count, graph.nodes, 1, hull, graph.length, result, False)
     self_plan_response(graph, direction, epsilon)
     width = padded(dimension)

@@ -29,6 +29,7 @@ from flowpool.kernels.machine.lanes import (
 from flowpool.kernels.machine.linear import factorise, padded, row_products, row_total, substitute
 from flowpool.kernels.machine.rows import part, stay_apart
 
+SERVED = 0.01  # factor by which a step must reduce the error for the next one to use the same factor
 STALLED = 1e-11  # error below which a step that does not halve it has met rounding
 
 # Rows of the workspace, each as long as M filled up to whole lanes; the Hessian stands last.
@@ -148,14 +149,18 @@ def worst_share(shares, count, work):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def ascend(shares, count, length, portions, plan, work):  # type: ignore[no-untyped-def]
-    """Fills the row STEP: Newton's, shortened where it is long, or where that cannot be found Sinkhorn's.
+def ascend(shares, count, length, portions, plan, served, work):  # type: ignore[no-untyped-def]
+    """Whether Newton's step was found, for the row STEP, shortened where it is long; otherwise that is Sinkhorn's.
 
     The third derivative along a direction is bounded by the second times the range of the direction, so log(1 + range) / range
     of Newton's step always ascends (Sun and Tran-Dinh, 2019) and nothing has to be searched.
+
+    Args:
+        served: the factor of the step before is good enough.
     """
     stay_apart()
-    if form_hessian(portions, plan, count, length, work):
+    newton = served or form_hessian(portions, plan, count, length, work)
+    if newton:
         for i in range(count):
             work[STEP, i] = shares[0, i] - work[RECEIVED, i]
         solve_hessian(count, work)
@@ -169,6 +174,7 @@ def ascend(shares, count, length, portions, plan, work):  # type: ignore[no-unty
     else:
         for i in range(count):
             work[STEP, i] = math.log(shares[0, i] / work[RECEIVED, i])
+    return newton
 
 
 @kernel
@@ -189,8 +195,9 @@ def share_out(scores, masses, shares, count, length, heat, tolerance, portions, 
     moved, error = 0.0, worst_share(shares, count, work)
     if not error > tolerance and not heat > 1.0:
         return error
-    if error < HALFWAY:
-        ascend(shares, count, length, portions, plan, work)
+    newton = error < HALFWAY
+    if newton:
+        newton = ascend(shares, count, length, portions, plan, False, work)
     else:  # one step of Sinkhorn's, then Newton's
         for i in range(count):
             work[STEP, i] = math.log(shares[0, i] / work[RECEIVED, i])
@@ -215,9 +222,9 @@ def share_out(scores, masses, shares, count, length, heat, tolerance, portions, 
             cooler = max(heat / COOLING, 1.0)
             for i in range(count):
                 work[POTENTIAL, i] *= heat / cooler
-            heat, moved = cooler, 0.0
+            heat, moved, newton = cooler, 0.0, False
             divide_nodes(scores, heat, masses, count, length, portions, plan, work)
-        ascend(shares, count, length, portions, plan, work)
+        newton = ascend(shares, count, length, portions, plan, newton and error <= SERVED * before, work)
     if heat > 1.0:  # too few steps
         divide_nodes(scores, 1.0, masses, count, length, portions, plan, work)
         error = worst_share(shares, count, work)

@@ -324,31 +324,6 @@ def test_a_newton_step_is_accepted_if_the_gradient_falls():
     assert flow.then(length=1.01 * NEAR * 2) == STAGE  # too far to be sure of the basin
 
 
-def merging(share, stretch=1.0):
-    """A flow that has just found a Newton step with some share of the length of the one before."""
-    flow = jumping()
-    assert flow.then(length=1e-2) == TRY and flow.state.stretch == 1.0
-    flow.then(reached=0.3)
-    assert flow.then(length=1e-3, error=0.0) == HESSIAN
-    flow.state.stretch = stretch
-    assert flow.then() == NEWTON
-    assert flow.then(length=share * 1e-2) == TRY
-    return flow
-
-
-def test_where_points_merge_newton_steps_are_taken_twice():
-    """The gradient of a fourth power: a Newton step leaves two thirds of the way, one of twice the length one third."""
-    for stretch in (1.0, 2.0):
-        assert merging(1 - stretch / 3, stretch).state.stretch == 2.0
-        assert merging(0.01, stretch).state.stretch == 1.0
-        assert merging(0.9, stretch).state.stretch == 1.0
-    flow = merging(2 / 3)
-    assert flow.then(reached=0.11) == TRY and flow.state.stretch == 1.0  # too far: the plain step
-    assert flow.then(reached=0.10) == MEASURE_LEFT
-    flow = merging(2 / 3)
-    assert flow.then(reached=0.11) == TRY and flow.then(reached=0.11) == IMPLICIT
-
-
 def test_it_ends_when_the_newton_step_that_is_left_is_short():
     for flattest, singular in ((1.0, False), (SINGULAR, True), (-1.0, True)):
         flow = jumping()

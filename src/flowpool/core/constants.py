@@ -23,7 +23,6 @@ TINY_PROGRESS = 0.9  # and may then go on slowly
 AGAIN = (
     0.25  # share of |G| at which a Newton step was refused, up to which the next is tried; twice that after each step
 )
-MERGING = 0.15  # by how much the share of a Newton step that the next one has may differ from that of merging points
 UPHILL = 0.2  # slope at the end of a long step, relative to that at its start, at which it has jumped over the minimum
 CRAWLING = 1e-3  # speed below which a flow with steps of fixed length is taken to its limit by other steps
 SHALLOW = 1e-3  # curvature along a Newton step up to which it leads along a valley

@@ -149,7 +149,7 @@ def path(
         elif request == LOOK:
             pass  # the spectrum has shown it
         elif request == TRY:
-            there = yield from seen(here.points - state.stretch * newton, hessian=True)
+            there = yield from seen(here.points - newton, hessian=True)
             state.reached, state.error = _norm(there.gradient), there.error
         elif request == MEASURE_LEFT:
             left, _ = yield from solved(there.gradient, FLAT, filtered=True)

@@ -37,7 +37,6 @@ from flowpool.core.constants import (
     LONGEST_EXPLICIT,
     LOOSEST,
     LOOSEST_EXPLICIT,
-    MERGING,
     MOST_EXPLICIT,
     MOST_STEP,
     NEAR,
@@ -64,7 +63,7 @@ TIGHTEN = 2  # evaluate at X again, to ``inner`` [size, error]
 HESSIAN = 3  # the Hessian at X
 IMPLICIT = 4  # k1 = -shift (H + shift)^-1 G [definite, length = |k1|, along = <k1, G>]
 NEWTON = 5  # w = filtered H^-1 G to ``precision``, from a guess if ``guessed`` [definite, flattest, length = |w|, gain]
-TRY = 6  # X' = X - stretch w; evaluate [reached, error]
+TRY = 6  # X' = X - w; evaluate [reached, error]
 MEASURE_LEFT = 7  # w = filtered H^-1 G(X'), roughly; a guess of the next Newton step [length, gain]
 STAGE = 8  # X' = X + step k1; evaluate; k12 = k1 + k2 from (H + shift) [length = |k12|]
 FINISH = 9  # k = k1 + k12 / 2; X' = X + step k; evaluate [ahead = <G(X'), k>, behind = <G, k>, reached, error]
@@ -87,8 +86,6 @@ STATE = np.dtype(
         ("step", np.float64),  # length of the step last taken, in time
         ("stride", np.float64),  # factors of an explicit step
         ("bend", np.float64),
-        ("stretch", np.float64),  # factor of the Newton step
-        ("last", np.float64),  # length of the Newton step before
         ("shift", np.float64),  # of the Hessian, in units of 2 a
         ("inner", np.float64),  # marginal error asked for
         ("precision", np.float64),  # relative residual that an iterative solution may leave
@@ -134,7 +131,6 @@ def begin(state: Any, step_size: float) -> int:
     state.asked = 0
     state.fixed = step_size
     state.step = FIRST_STEP
-    state.stretch = 1.0
     state.inner = FIRST_INNER
     state.arrived = False
     state.jumped = False
@@ -332,21 +328,12 @@ def _after_newton(state: Any, num_points: int, near: float, tolerance: float, ma
     state.close = state.length <= tolerance
     last = _is_last(state, max_steps)
     if state.close or (not last and state.step >= SLOW and state.length < near):
-        _stretch(state, near)
         state.inner = _newton_inner(0.1 * state.size)  # what the next one will want
         state.phase = _TRY
         return TRY
     if last:
         return _finish(state, MAX_STEPS, state.length)
     return _stay(state, max_steps)
-
-
-def _stretch(state: Any, near: float) -> None:
-    """Where points merge a Newton step leaves two thirds of the way, one of twice the length one third."""
-    expected = 1.0 - state.stretch / 3.0
-    merging = state.jumped and abs(state.length - expected * state.last) < MERGING * state.last
-    state.stretch = 2.0 if merging and not state.close and 2.0 * state.length < near else 1.0
-    state.last = state.length
 
 
 def _after_try(state: Any, max_steps: int) -> int:
@@ -356,9 +343,6 @@ def _after_try(state: Any, max_steps: int) -> int:
     if state.reached < progress * state.size or (state.close and state.reached < math.inf):
         state.phase = _LEFT
         return MEASURE_LEFT
-    if state.stretch > 1.0:
-        state.stretch = 1.0
-        return TRY
     return _stay(state, max_steps)
 
 
@@ -454,6 +438,6 @@ def _after_distance(state: Any, tolerance: float) -> int:
 LAW = (
     begin, advance, _within, _is_last, _finish, _after_explicit, _explicit_step, _tighten, _newton_inner, _hessian,
     _implicit_step, _shorten, _after_first_stage, _newton_at_least, _newton_step, _is_idle, _is_plateau, _after_newton,
-    _stretch, _after_try, _after_left, _after_look, _go_on, _stay, _after_stage, _step_factor, _after_finish,
+ _after_try, _after_left, _after_look, _go_on, _stay, _after_stage, _step_factor, _after_finish,
     _after_distance,
 )  # fmt: skip

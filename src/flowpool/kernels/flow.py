@@ -95,7 +95,7 @@ def depart(request, state, graph):  # type: ignore[no-untyped-def]
         combine(here.points, state.stride, graph.velocity, there.points, numbers)
         combine(there.points, state.bend, graph.swerve, there.points, numbers)
     elif request == TRY:
-        combine(here.points, -state.stretch, graph.newton, there.points, numbers)
+        combine(here.points, -1.0, graph.newton, there.points, numbers)
     elif request == STAGE:
         combine(here.points, state.step, graph.first, there.points, numbers)
     else:  # FINISH

@@ -330,7 +330,7 @@ class Geometry:
         batch, num_points, dim = x.shape
         if self.is_squared_euclidean:
             unit = torch.eye(dim, dtype=x.dtype, device=x.device)
-            apart = 2 * (x.unsqueeze(-1) - y.mT.unsqueeze(1))
+            apart = 2 * (x.unsqueeze(-1) - y.mT.contiguous().unsqueeze(1))
             bends = 2 * plan.sum(-1)[..., None, None] * unit
             across = plan[..., plan.shape[-1] - own :]
             return apart, bends, -2 * across[:, :, None, :, None] * unit[:, None, :]

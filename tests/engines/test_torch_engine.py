@@ -96,7 +96,7 @@ def test_a_batch_of_molecules_is_few_operations_and_waits(monkeypatch):
     assert seen.operations <= MOST_OPERATIONS and seen.waits <= 100
 
 
-MOST_OPERATIONS = 12_000
+MOST_OPERATIONS = 11_500
 
 
 def test_judging_moves_nothing():

@@ -272,11 +272,11 @@ class _Batch:
         places = [self.clouds.index(cloud) for cloud in curved]
         parts = [found.gradient / self.scales.pull[:, None, None], found.error]
         if curved:
-            energy = self.energy
+            energy, stiffness = self.energy, self.scales.stiffness
             if len(curved) < len(self.clouds):
                 index = _sent(places, self.here)
-                energy, found = energy.select(index), found.select(index)
-            parts += spectra(energy, found)
+                energy, found, stiffness = energy.select(index), found.select(index), stiffness[index]
+            parts += spectra(energy, found, stiffness)
         numbers = torch.cat([part.flatten() for part in parts]).cpu().numpy()
         cuts = np.cumsum([part.numel() for part in parts])[:-1]
         gradient, error, *known = (

@@ -55,7 +55,7 @@ def dense_hessian(energy: Energy, here: Evaluation) -> Tensor:
     matrix.view(batch, num_points, dim, num_points, dim).diagonal(dim1=1, dim2=3).add_(blocks.permute(0, 2, 3, 1))
     if own:
         matrix += across.reshape(batch, size, size)
-    return (matrix + matrix.mT) / 2
+    return matrix
 
 
 def _own(rows: Tensor, num_points: int) -> Tensor:

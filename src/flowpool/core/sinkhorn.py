@@ -13,8 +13,9 @@ M unknowns remain:
     \quad -\varepsilon \nabla^2 F = S = \operatorname{diag}(r) - A \operatorname{diag}(b) A^\top
 
 with :math:`r = P 1`. Newton's method on this concave semi-dual needs 2 to 5 iterations where the alternation needs hundreds.
-It is safe without a line search: the third derivative of F along a step is at most the range of the step, in units of
-epsilon, times the second, so that a share :math:`\log(1 + d) / d` of a Newton step of range d always climbs.
+It is safe without a line search: the third derivative of F along a step is at most the range d of the step, in units of
+epsilon, times the second, so that a share of :math:`\log(1 + d) / d` of a Newton step always climbs, and so does
+:math:`1 / (1 + d / 2)`, which is less.
 
 The transport of a cloud to itself is the same problem with b = a. Masses b enter as weights of the sums over nodes, never as
 a divisor, so a node of mass zero is a node that is absent.
@@ -75,8 +76,8 @@ def newton(
     """
     target = point_masses.unsqueeze(-1)
     # Where a plan is nearly a matching S vanishes, as it does for a point without mass; this keeps 0 / 0 away.
-    least = torch.where(point_masses > 0, MATCHING * point_masses, 1.0)
-    gauge = cost.new_full((), 1.0 / cost.shape[-2] ** 2)  # S vanishes on the constants, which change no plan
+    # S also vanishes on the constants, which change no plan.
+    base = torch.diag_embed(torch.where(point_masses > 0, MATCHING * point_masses, 1.0)) + 1.0 / cost.shape[-2] ** 2
     potential = (potential - potential.amax(-1, keepdim=True)).unsqueeze(-1)  # a constant would only cost digits
     for iteration in range(iterations + 1):
         conditional = (potential - cost).softmax(-2)
@@ -85,11 +86,10 @@ def newton(
         slack = target - rows.unsqueeze(-1)
         if iteration == iterations:
             break
-        matrix = gauge - plan @ conditional.mT
-        matrix.diagonal(dim1=-2, dim2=-1).add_(rows + least)
+        matrix = base - plan @ conditional.mT
+        matrix.diagonal(dim1=-2, dim2=-1).add_(rows)
         step = torch.cholesky_solve(slack, torch.linalg.cholesky_ex(matrix)[0]).nan_to_num(0.0, 0.0, 0.0)
-        far = 2 * torch.linalg.vector_norm(step, math.inf, -2, keepdim=True) + ROUNDING
-        potential = potential + far.log1p() / far * step
+        potential = torch.addcdiv(potential, step, 1 + torch.linalg.vector_norm(step, math.inf, -2, keepdim=True))
     return Transport(potential.squeeze(-1), conditional, plan, slack.abs().sum((-1, -2)))
 
 
@@ -103,7 +103,8 @@ def opposite(dual: Tensor, cost: Tensor, point_masses: Tensor, masses: Tensor) -
 
     Points that have moved far since g was found get from it a potential that is nearly right.
     """
-    return point_masses.log() - ((dual + masses.log()).unsqueeze(-2) - cost).logsumexp(-1)
+    carried: Tensor = ((dual + masses.log()).unsqueeze(-2) - cost).logsumexp(-1)
+    return point_masses.log() - carried
 
 
 def solve(

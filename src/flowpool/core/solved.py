@@ -52,7 +52,9 @@ class Solved:
     def divergence(self) -> Tensor:
         """S_eps(X*, Y), ``(B,)``; zero for graphs that are one point, or empty."""
         result = torch.zeros_like(self.epsilon)
-        for graphs in self.clouds.groups(self.solvable.nonzero().squeeze(-1), self.points[0].numel()):
+        for graphs in self.clouds.groups(
+            self.solvable.nonzero().squeeze(-1), self.points.shape[1] * self.points.shape[2]
+        ):
             energy, here = self._evaluated(graphs, True)
             cost = energy.geometry.matrix(energy.nodes, energy.nodes)
             given = (cost, energy.masses, energy.masses, energy.epsilon)

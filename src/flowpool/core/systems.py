@@ -42,21 +42,24 @@ class Spectrum(NamedTuple):
         return (self.basis @ (weights * (right.ravel() @ self.basis))).reshape(right.shape)
 
 
-def spectra(energy: Energy, here: Evaluation) -> tuple[Tensor, Tensor]:
-    """h, ``(B, n)``, rising, and V, ``(B, n, n)``; of a Hessian that is not finite all curvatures are minus one."""
+def spectra(energy: Energy, here: Evaluation, stiffness: Tensor) -> tuple[Tensor, Tensor]:
+    """h, ``(B, n)``, rising, and V, ``(B, n, n)``; of a Hessian that is not finite all curvatures are NaN."""
     matrix = dense_hessian(energy, here)
-    unit = energy.scales.stiffness.rsqrt().repeat_interleave(here.points.shape[-1], -1)
-    matrix = matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2)
-    finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    lost = -torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    values, vectors = torch.linalg.eigh(torch.where(finite, matrix, lost))
-    return values, vectors
+    unit = stiffness.rsqrt().repeat_interleave(here.points.shape[-1], -1)
+    return _eigenpairs(matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2))
+
+
+def _eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a matrix that is not finite the eigenvalues are NaN; it harms no other."""
+    values, vectors = torch.linalg.eigh(matrix.nan_to_num(0.0, 0.0, 0.0))
+    return values + (0 * matrix).sum((-1, -2)).unsqueeze(-1), vectors
 
 
 def newton_step(energy: Energy, here: Evaluation) -> tuple[Tensor, Tensor]:
     """Length of the filtered Newton step in units of R, and the smallest curvature, both ``(B,)``."""
-    values, vectors = spectra(energy, here)
-    scales, root = energy.scales, energy.scales.stiffness.sqrt().unsqueeze(-1)
+    scales = energy.scales
+    values, vectors = spectra(energy, here, scales.stiffness)
+    root = scales.stiffness.sqrt().unsqueeze(-1)
     parts = vectors.mT @ (here.gradient / root).flatten(1).unsqueeze(-1)
     step = vectors @ ((values / (values.square() + FLAT**2)).unsqueeze(-1) * parts)
     return torch.linalg.vector_norm(step.view_as(here.points) / root, dim=(-1, -2)) / scales.radius, values[:, 0]
@@ -94,10 +97,9 @@ def adjoint(
     matrix = scale.unsqueeze(-1) * dense_hessian(energy, here) * scale
     right = (scale * cotangent.flatten(1)).unsqueeze(-1)
     penalty = (ridge.clamp_min(LEAST_RIDGE) * unit.square())[:, None]
-    finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    values, vectors = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
+    values, vectors = _eigenpairs(matrix)
     weighted = (values / (values.square() + penalty)).unsqueeze(-1) * (vectors.mT @ right)
-    solution = torch.where(finite, vectors @ weighted, torch.nan)
+    solution = vectors @ weighted
     image, moved = matrix @ right, matrix @ solution
     rest = matrix @ moved + penalty.unsqueeze(-1) * solution - image
     size = torch.linalg.vector_norm(image, dim=(-1, -2)).clamp_min(torch.finfo(image.dtype).tiny)

@@ -117,7 +117,7 @@ def adjoint(problem: Problem, solution: Solution, cotangent: Tensor, wanted: set
     weights = problem.geometry.feature_weights if absolute else None
     residual = torch.zeros_like(solution.residual)
     damped = torch.zeros_like(residual, dtype=torch.bool)
-    for graphs in frame.clouds.groups(frame.solvable.nonzero().squeeze(-1), inside[0].numel()):
+    for graphs in frame.clouds.groups(frame.solvable.nonzero().squeeze(-1), problem.reference.numel()):
         with torch.enable_grad():
             energy = energy_of(frame, graphs, traced.point_masses, problem.options.debias)
         here = energy.evaluate(inside[graphs], potential[graphs].transpose(0, 1), TIGHTEST)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from flowpool.lab.configuration import Configuration
 from flowpool.lab.datasets import Fold, GraphDataset, require_equal_masses
-from flowpool.lab.frozen.methods import METHODS
 from flowpool.lab.frozen.selection import KernelLearner
 from flowpool.lab.leakproof import Exam, Practice, divide
 from flowpool.lab.metrics import Metric
@@ -56,7 +55,11 @@ class Learner(Protocol):
 
 def methods_of(configuration: Configuration) -> Collection[str]:
     """Names of what can be compared in a protocol."""
-    return METHODS if configuration.protocol == "frozen" else POOLS
+    if configuration.protocol != "frozen":
+        return POOLS
+    from flowpool.lab.frozen.methods import METHODS  # POT and what it needs are slow to import
+
+    return METHODS
 
 
 def make_tasks(

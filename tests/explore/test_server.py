@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import logging
 import re
 import socket
 import threading
@@ -228,10 +227,24 @@ def test_what_happens_once_is_said_and_does_not_count(monkeypatch: pytest.Monkey
         go.set()
         asking.join(20)
         assert given[0] == {"a": 1} and post(made, "waiting", {}) == {"waiting": ""}
-        logging.getLogger("flowpool").warning("Compiling %s.", "kernels")
-        assert post(made, "waiting", {}) == {"waiting": "Compiling kernels."}
-        monkeypatch.setattr(waiting, "_logged", ("", 0.0))
         made.shutdown()
+
+
+def test_a_compilation_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    numba = pytest.importorskip("numba")
+    waiting.watch_compilation()
+    said: list[str] = []
+
+    class Listener(numba.core.event.Listener):  # type: ignore[misc]
+        def on_start(self, event: object) -> None:
+            said.append(waiting.waited_for())
+
+        def on_end(self, event: object) -> None:
+            said.append(waiting.waited_for())
+
+    with numba.core.event.install_listener("numba:compile", Listener()):
+        numba.njit(lambda x: x + 1)(1)
+    assert said[0].startswith("Compiling kernels") and waiting.waited_for() == ""
 
 
 def test_chunks_are_refused(explorer: Explorer) -> None:

@@ -6,19 +6,18 @@ it lasts, and the time limit of a question begins behind it.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 LIMIT = 10.0  # seconds of a computation
 THREADS = 4  # one computes, others may hold a computation that was given up and has yet to come to its end
-_LASTING = 15.0  # seconds for which a line of the log is news; a compilation says something every five
 
 _now: dict[object, str] = {}
-_logged = ("", 0.0)
+_watched: list[object] = []
 
 
 class GivenUp(Exception):
@@ -30,22 +29,23 @@ class Computing:
 
     def __init__(self) -> None:
         self._threads, self._closed = ThreadPoolExecutor(THREADS), False
-        self._handler = _Listening(logging.WARNING)
-        logging.getLogger("flowpool").addHandler(self._handler)
 
     def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
         if self._closed:
             raise GivenUp("The server is stopping.")
         future = self._threads.submit(function, *given)
+        end = time.monotonic() + LIMIT
         while True:
             try:
-                return future.result(LIMIT)
+                return future.result(LIMIT / 20)
             except CancelledError:
                 raise GivenUp("The server is stopping.") from None
             except TimeoutError:
                 if future.done():  # its own error
                     raise
-                if not waited_for():
+                if waited_for():
+                    end = time.monotonic() + LIMIT
+                elif time.monotonic() > end:
                     future.cancel()
                     raise GivenUp(
                         f"This took longer than {LIMIT:g} seconds and was given up. Fewer nodes or points, or a larger "
@@ -55,7 +55,6 @@ class Computing:
     def close(self) -> None:
         """Waits for what is under way: a thread inside compiled code must not outlive the interpreter."""
         self._closed = True
-        logging.getLogger("flowpool").removeHandler(self._handler)
         self._threads.shutdown(cancel_futures=True)
 
 
@@ -72,13 +71,26 @@ def once(sentence: str) -> Iterator[None]:
 
 def waited_for() -> str:
     """What is under way that happens once; empty if nothing is."""
-    sentence, at = _logged
-    return " ".join([*_now.values(), *([sentence] if time.monotonic() < at + _LASTING else [])])
+    return " ".join(_now.values())
 
 
-class _Listening(logging.Handler):
-    """Remembers what the library last said: it says when it compiles."""
+def watch_compilation() -> None:
+    """Says when kernels are compiled, if there is Numba to compile them."""
+    if _watched or find_spec("numba") is None:
+        return
+    from numba.core import event
 
-    def emit(self, record: logging.LogRecord) -> None:
-        global _logged
-        _logged = (record.getMessage(), time.monotonic())
+    class Compiling(event.Listener):  # type: ignore[misc]
+        depth = 0  # one compilation asks for others
+
+        def on_start(self, event: object) -> None:
+            self.depth += 1
+            _now[self] = "Compiling kernels; this takes about half a minute, once."
+
+        def on_end(self, event: object) -> None:
+            self.depth -= 1
+            if self.depth <= 0:
+                _now.pop(self, None)
+
+    _watched.append(Compiling())
+    event.register("numba:compile", _watched[0])

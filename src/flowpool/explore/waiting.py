@@ -80,7 +80,7 @@ def watch_compilation() -> None:
         return
     from numba.core import event
 
-    class Compiling(event.Listener):  # type: ignore[misc]
+    class Compiling(event.Listener):
         depth = 0  # one compilation asks for others
 
         def on_start(self, event: object) -> None:

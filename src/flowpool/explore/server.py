@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from flowpool.explore.waiting import Computing, GivenUp, once, waited_for, watch_compilation
+from flowpool.explore.waiting import Computing, GivenUp, once, waited_for
 
 if TYPE_CHECKING:
     from flowpool.lab.datasets.source import Source
@@ -120,7 +120,6 @@ def _later(module: str, function: str, *given: Any) -> Callable[..., Any]:
         with once("Loading PyTorch and flowpool."):  # no time at all from the second time on
             view = import_module(f"flowpool.explore.{module}")
             torch = import_module("torch")
-            watch_compilation()
         torch.set_num_threads(1)  # clouds this small make threads wait for one another
         return getattr(view, function)(*given, asked)
 

@@ -6,18 +6,19 @@ it lasts, and the time limit of a question begins behind it.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 LIMIT = 10.0  # seconds of a computation
 THREADS = 4  # one computes, others may hold a computation that was given up and has yet to come to its end
 
+COMPILING = "Compiling kernels; this takes about half a minute, once."
+
 _now: dict[object, str] = {}
-_watched: list[object] = []
 
 
 class GivenUp(Exception):
@@ -71,26 +72,6 @@ def once(sentence: str) -> Iterator[None]:
 
 def waited_for() -> str:
     """What is under way that happens once; empty if nothing is."""
-    return " ".join(_now.values())
-
-
-def watch_compilation() -> None:
-    """Says when kernels are compiled, if there is Numba to compile them."""
-    if _watched or find_spec("numba") is None:
-        return
-    from numba.core import event
-
-    class Compiling(event.Listener):
-        depth = 0  # one compilation asks for others
-
-        def on_start(self, event: object) -> None:
-            self.depth += 1
-            _now[self] = "Compiling kernels; this takes about half a minute, once."
-
-        def on_end(self, event: object) -> None:
-            self.depth -= 1
-            if self.depth <= 0:
-                _now.pop(self, None)
-
-    _watched.append(Compiling())
-    event.register("numba:compile", _watched[0])
+    machine = sys.modules.get("flowpool.kernels.machine.jit")  # it is loaded with the first pooling
+    compiling = machine is not None and machine.is_compiling()
+    return " ".join([*_now.values(), *([COMPILING] if compiling else [])])

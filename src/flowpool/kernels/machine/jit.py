@@ -116,6 +116,11 @@ _watch = _Watch()
 event.register("numba:compile", _watch)
 
 
+def is_compiling() -> bool:
+    """Whether an entry point is being compiled, for those who wait."""
+    return _watch.current is not None
+
+
 class entry:  # noqa: N801 - a decorator
     """A kernel that is called from Python: it runs without the interpreter's lock and is kept on disk."""
 

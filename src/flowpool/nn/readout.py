@@ -69,6 +69,10 @@ class FlowReadout(PointAggregation):
         on_failure: for graphs that were not pooled: ``"ignore"``, ``"warn"`` (once for each kind of status, in the life of
             the layer), or ``"raise"`` an ArithmeticError. The report of the layer has them all.
 
+    What it costs, and when a sum does as well, stands in ``docs/readouts.md``: forward and backward 8 to 15 times a sum, 2.5 to
+    4.2 times sum, mean and max, 0.2 to 0.6 times GMT; a training step with it behind three layers of a GIN 2.4 to 2.9 times
+    one with sums. Its parameters are ``2 K M D + M D`` besides those of its norms.
+
     Nodes without mass, empty graphs, and graphs with NaN or infinite features do not count in the statistics of
     BatchNorm. A batch that is too small for statistics of its own (one graph, or one node) is normalised as in
     evaluation. ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes processes share their statistics as usual; on the

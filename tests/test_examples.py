@@ -13,7 +13,7 @@ from flowpool.lab.datasets.catalog import data_folder
 from flowpool.lab.datasets.molecules import molecules_folder
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-WITHOUT_A_PICTURE = {"chemprop_esol.py", "train_with_lightning.py"}
+WITHOUT_A_PICTURE = {"chemprop_esol.py", "molecules_from_csv.py", "train_with_lightning.py"}
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +129,16 @@ def test_chemprop_learns_solubility_with_each_aggregation() -> None:
         pytest.skip("the molecules of ESOL are not in the data folder")
     errors = numbers(r"error ([\d.]+)", run("chemprop_esol.py", str(folder), "4"))
     assert len(errors) == 3 and max(errors) < 2.0  # the deviation of solubility is 2.1
+
+
+def test_molecules_from_csv_become_a_table_that_predicts(tmp_path: Path) -> None:
+    pytest.importorskip("rdkit", reason="RDKit is not installed")
+    chains = [(carbon, oxygen) for carbon in range(1, 13) for oxygen in range(5)]
+    lines = [f"{'C' * carbon + 'O' * oxygen},{oxygen - 0.6 * carbon}" for carbon, oxygen in chains]
+    (tmp_path / "chains.csv").write_text("\n".join(lines))
+    printed = run("molecules_from_csv.py", "chains.csv")
+    assert "60 molecules of 1 to 16 atoms" in printed and "table: 60 rows of " in printed
+    assert numbers(r"folds: ([\d.]+)", printed)[0] < 0.2 * numbers(r"mean: ([\d.]+)", printed)[0]
 
 
 def test_all_examples_are_tested() -> None:

@@ -118,7 +118,7 @@ def test_two_processes_train_there_with_the_bits_of_two_on_the_cpu(tmp_path: Pat
     first, second = outputs(*([program, rank, meeting] for rank in ("0", "1")))
     assert first == second
     seen = first[0]
-    assert seen["near"] < 1e-5 and seen["gradients"] == 9
+    assert seen["near"] < 1e-5 and seen["gradients"] == 10
     assert seen["forward"]["asked"] == 0
     assert seen["backward"] == {"down": 2, "up": 2, "asked": 0}  # once for pooling, once for the sum over processes
 

@@ -60,6 +60,17 @@ def test_groups_bound_the_memory_and_hold_every_graph_once(monkeypatch):
     assert torch.allclose(alone.points, together.points, rtol=0, atol=1e-11)
 
 
+def test_the_number_of_threads_is_left_to_the_caller(monkeypatch):
+    """It belongs to the process: a thread that is born meanwhile would keep what an engine set for itself."""
+    clouds, reference, upstream = random_batch([5, 9], 2, 3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail(f"set to {count}"))
+    pooled(clouds, reference, upstream)
+    monkeypatch.undo()
+    torch.set_num_threads(before)
+
+
 class Counted(TorchDispatchMode):
     """Operations that are no views, and questions for values, for which a device would be waited for."""
 
@@ -90,13 +101,11 @@ def test_a_batch_of_molecules_is_few_operations_and_waits(monkeypatch):
     nodes.requires_grad_()
     with Counted(monkeypatch) as seen:
         found = flow_pool(nodes, batch, reference=references.normal(8, 5, 0).double(), engine="torch")
-        forward = seen.operations, seen.waits
         torch.autograd.grad(found.points.square().sum(), nodes)
-    print("forward", forward, "both", (seen.operations, seen.waits))
     assert seen.operations <= MOST_OPERATIONS and seen.waits <= 100
 
 
-MOST_OPERATIONS = 11_500
+MOST_OPERATIONS = 10_500
 
 
 def test_judging_moves_nothing():

@@ -235,6 +235,7 @@ class _Batch:
     potential: Tensor  # f there, (B, K, M)
     points: Array  # and these points, (B, M, D)
     roots: Array  # of 2 a, (B, M)
+    masses: tuple[Tensor, Tensor]  # of rows and columns, (K, B, M) and (K, B, W)
 
     @staticmethod
     def begin(energy: Energy, start: Tensor) -> tuple[_Batch, dict[int, Seen]]:
@@ -243,7 +244,8 @@ class _Batch:
         dual, potential = _dual(energy, first), first.transport.potential.transpose(0, 1)
         inside = ((start - scales.centre) / scales.radius[:, None, None]).cpu().numpy()
         roots = np.sqrt(2 * np.array(energy.point_masses.tolist()))
-        batch = _Batch(list(range(len(start))), energy, scales, dual, dual, potential, inside, roots)
+        masses = energy.problems(first.cost)[1:3]
+        batch = _Batch(list(range(len(start))), energy, scales, dual, dual, potential, inside, roots, masses)
         return batch, batch._seen(first, batch.clouds, [])
 
     def select(self, wanted: Collection[int]) -> _Batch:
@@ -253,7 +255,8 @@ class _Batch:
         clouds, scales = [self.clouds[place] for place in places], Scales(*(x[index] for x in self.scales))
         here, there, potential = self.here[index], self.there[index], self.potential[index]
         energy, points, roots = self.energy.select(index), self.points[places], self.roots[places]
-        return _Batch(clouds, energy, scales, here, there, potential, points, roots)
+        masses = self.masses[0][:, index], self.masses[1][:, index]
+        return _Batch(clouds, energy, scales, here, there, potential, points, roots, masses)
 
     def evaluate(self, asked: dict[int, Any]) -> dict[int, Seen]:
         """What the clouds want to know; those that have ended are evaluated again where they were."""
@@ -263,7 +266,8 @@ class _Batch:
                 self.points[place], arrived[place] = asked[cloud].points, asked[cloud].arrived
         sent = _sent(np.concatenate([self.points.reshape(len(arrived), -1), arrived], 1), self.here)
         self.here = torch.where(sent[:, -1:] > 0, self.there, self.here)
-        found = _transported(self.energy, self.scales.outside(sent[:, :-1].view(self.points.shape)), self.here)
+        points = self.scales.outside(sent[:, :-1].view(self.points.shape))
+        found = _transported(self.energy, points, self.here, *self.masses)
         self.there, self.potential = _dual(self.energy, found), found.transport.potential.transpose(0, 1)
         return self._seen(found, list(asked), [cloud for cloud, one in asked.items() if one.hessian])
 
@@ -305,24 +309,24 @@ class _Batch:
         )
         shift, precision, arrived = _sent([[s.shift, s.precision, s.arrived] for s in systems], self.here).double().T
         dual = torch.where(arrived.unsqueeze(-1) > 0, self.there[index], self.here[index])
-        gradient, variable = differentiable_gradient(energy, _transported(energy, scales.outside(points), dual))
+        found = _transported(energy, scales.outside(points), dual, *(x[:, index] for x in self.masses))
+        gradient, variable = differentiable_gradient(energy, found)
 
         def product(direction: Tensor) -> Tensor:
             return torch.autograd.grad(gradient, variable, direction, retain_graph=True)[0]
 
         unit = scales.pull[:, None, None]
-        found, flattest = conjugate_gradients(product, unit * right, scales.stiffness, shift, precision)
-        rows = torch.cat([(found / scales.radius[:, None, None]).flatten(1), flattest[:, None]], 1).cpu().numpy()
+        moves, flattest = conjugate_gradients(product, unit * right, scales.stiffness, shift, precision)
+        rows = torch.cat([(moves / scales.radius[:, None, None]).flatten(1), flattest[:, None]], 1).cpu().numpy()
         return {
             cloud: (row[:-1].reshape(points.shape[1:]), float(row[-1])) for cloud, row in zip(asked, rows, strict=True)
         }
 
 
-def _transported(energy: Energy, points: Tensor, dual: Tensor) -> Evaluation:
+def _transported(energy: Energy, points: Tensor, dual: Tensor, shares: Tensor, columns: Tensor) -> Evaluation:
     """A few Newton iterations on the transports at some points, from g at points nearby."""
     cost, pulled = energy.geometry.opened(points, energy.columns(points), energy.own)
     scaled = cost / energy.epsilon[:, None, None]
-    _, shares, columns, _ = energy.problems(cost)
     found = sinkhorn.newton(scaled, shares, columns, sinkhorn.opposite(dual, scaled, shares, columns))
     return Evaluation(points, pulled(signed(found.plan)), cost, found)
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -47,15 +46,16 @@ def test_the_same_results_as_on_one_machine_though_a_worker_is_killed(tmp_path: 
     assert list(evaluate(SHORT, tasks, there, workers)) == []  # nothing is left to do
 
 
-def deadly(task: Task) -> Result | Failure:
-    if task.fold == 1:
-        os._exit(1)  # as if the system had killed it for want of memory
-    return replace(run_fold(SHORT, task), seconds=0.0)
-
-
 @pytest.mark.slow
 def test_a_task_that_kills_every_worker_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "_TRIES", 2)  # each worker takes seconds to start
+    short = SHORT
+
+    def deadly(task: Task) -> Result | Failure:  # within, so that it travels as it is: workers cannot import tests
+        if task.fold == 1:
+            os._exit(1)  # as if the system had killed it for want of memory
+        return run_fold(short, task)
+
     tasks = [Task("sum", 0, fold) for fold in range(4)]
     ends = {end.task.fold: end for end in RayWorkers(None, 2).run(deadly, tasks)}
     assert sorted(ends) == [0, 1, 2, 3]

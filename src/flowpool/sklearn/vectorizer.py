@@ -57,8 +57,8 @@ class FlowVectorizer(TransformerMixin, Fitted):
             of that between them where each is one place.
         size: how the vector says how large a set is, which its distribution forgets. ``"log"``: the logarithm of the
             number of members, or of their total weight. ``"sums"``: that number, and the sums of the members, for
-            targets that grow with them. None: nothing. Distances approximate W_2 without these columns, whose mean
-            square is a tenth of that of the others.
+            targets that grow with them. None: nothing, and only then distances approximate W_2; else sizes have a
+            tenth of the mean square of the rest.
         standardize: divide each feature by its standard deviation over the training sets first, for features in
             different units.
         random_state: of k-means and of the rotation.
@@ -186,25 +186,17 @@ class FlowVectorizer(TransformerMixin, Fitted):
         vectors = check_array(X, dtype=[np.float64, np.float32])
         if vectors.shape[1] != len(self.weights_):
             raise ValueError(f"X has {vectors.shape[1]} columns; vectors of this estimator have {len(self.weights_)}.")
-        width = len(self._signs)
-        columns = idct(vectors[:, :width].astype(np.float64), norm="ortho") * self._signs + self.center_[:width]
+        columns = (idct(vectors.astype(np.float64), norm="ortho") * self._signs + self.center_) / self.weights_
         shape = (len(vectors), 2, *self.reference_.shape)
-        points, deviations = (columns / self.weights_[:width]).reshape(shape).swapaxes(0, 1) * self.scale_
+        shares = columns[:, : 2 * self.reference_.size].reshape(shape)
+        points, deviations = shares.swapaxes(0, 1) * self.scale_
         return (points + self.mean_).astype(vectors.dtype), deviations.astype(vectors.dtype)
 
     def get_feature_names_out(self, input_features: ArrayLike | None = None) -> NDArray[np.object_]:
-        """Names of the columns: ``shape0`` and so on, which have no meaning of their own, ``log_size``, ``size``, ``sum_x0``."""
+        """Names of the columns, ``flowvectorizer0`` and so on: mixtures have no meaning of their own."""
         self._check_fitted()
-        return self._names(_check_feature_names_in(self, input_features))
-
-    def _names(self, features: Any) -> NDArray[np.object_]:
-        shapes = [f"shape{number}" for number in range(len(self._signs))]
-        return np.asarray([*shapes, *self._names_of_sizes(features)], dtype=object)
-
-    def _names_of_sizes(self, features: Any) -> list[str]:
-        if self.size is None:
-            return []
-        return ["log_size"] if self.size == "log" else ["size", *(f"sum_{name}" for name in features)]
+        _check_feature_names_in(self, input_features)
+        return np.asarray([f"flowvectorizer{number}" for number in range(len(self._signs))], dtype=object)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -218,8 +210,7 @@ class FlowVectorizer(TransformerMixin, Fitted):
         random = check_random_state(self.random_state)
         self._fit_features(sets, random)
         vectors = self._pooled(sets)  # (B, K)
-        width = vectors.shape[1] - len(self._names_of_sizes(self.mean_))
-        self._signs = random.choice([-1.0, 1.0], width)
+        self._signs = random.choice([-1.0, 1.0], vectors.shape[1])
         self.weights_ = self._balanced(vectors)
         vectors *= self.weights_
         self.center_ = vectors.mean(0)
@@ -294,7 +285,8 @@ class FlowVectorizer(TransformerMixin, Fitted):
     def _balanced(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
         """What columns are multiplied by, so that sizes have their share of the mean square between training sets."""
         weights = np.ones(vectors.shape[1])
-        shapes, sizes = slice(len(self._signs)), slice(len(self._signs), None)
+        width = len(weights) - {"log": 1, "sums": 1 + len(self.mean_)}.get(self.size or "", 0)
+        shapes, sizes = slice(width), slice(width, None)
         if self.by == "step":
             weights[shapes] = 1 / math.sqrt(len(self.reference_))
         variances, squares = vectors.var(0) * weights**2, (vectors**2).mean(0) * weights**2
@@ -305,10 +297,8 @@ class FlowVectorizer(TransformerMixin, Fitted):
         return weights
 
     def _turned(self, vectors: NDArray[np.float64], sets: Sets) -> Floats:
-        """The vectors with their shapes rotated: random signs, then a cosine transform."""
-        width = len(self._signs)
-        vectors[:, :width] = dct(vectors[:, :width] * self._signs, norm="ortho")
-        turned: Floats = vectors.astype(sets.members.dtype)
+        """The vectors rotated: random signs, then a cosine transform."""
+        turned: Floats = dct(vectors * self._signs, norm="ortho").astype(sets.members.dtype)
         return turned
 
 

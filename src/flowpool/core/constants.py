@@ -70,7 +70,6 @@ MISPLACED = 0.3  # and no more of the mass of a point, which a smaller epsilon w
 NEARLY = 1e-9  # marginal error from which on Newton ends where it no longer halves it: rounding has the last word
 ROUNDING = 2e-14  # marginal error that float64 sums cannot get below
 MATCHING = 1e-13  # share of a point's mass below which what it gives to a second node is rounding
-DAMPING = 1e-3  # of Newton at first, in units of the error that is left
 PIVOTS = 2**31 - 1  # of exact transport by POT, which gives what it has at its own limit; 5,000 points reach that
 
 # The transport that gives every point the same share (flowpool.step)

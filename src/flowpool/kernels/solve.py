@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowpool.core.constants import MOST_LEADING
+from flowpool.core.constants import FLAT_LEADING, MANY, MOST_LEADING
 from flowpool.core.law import DONE, HESSIAN, advance, begin
 from flowpool.kernels.cloud import (
     basis_of,
@@ -92,7 +92,8 @@ def solve_graphs(given, tolerance, max_steps, most, turns, counter, states, kept
             reduce_to_hull(given, kept, which, room, cloud)
             reduce_start(given, kept, which, cloud)
             taken, dimension = int(kept.facts[which, HEAVY]), int(kept.facts[which, DIMENSION])
-            second = graph_memory(given, kept, which, room, epsilon, taken, dimension, MOST_LEADING, second)
+            block = MOST_LEADING if taken < MANY else FLAT_LEADING  # with very many nodes it costs less than iterations
+            second = graph_memory(given, kept, which, room, epsilon, taken, dimension, block, second)
             graph = open_graph(second, room.graph_places)
             for i in range(count):
                 for e in range(padded(dimension)):

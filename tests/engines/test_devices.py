@@ -83,7 +83,7 @@ def test_the_step_stays_on_the_device_and_never_waits_for_it(found: dict[str, An
 
 
 def test_half_precision_under_autocast_is_that_of_the_cpu(found: dict[str, Any]) -> None:
-    assert found["autocast"]["near"] < 1e-5 and found["autocast"]["gradients"] == 6
+    assert found["autocast"]["near"] < 1e-5 and found["autocast"]["gradients"] == 7
 
 
 def test_everything_handed_over_is_on_the_device_and_says_where_it_was_found(found: dict[str, Any]) -> None:

@@ -235,6 +235,8 @@ def test_a_compilation_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waiting.waited_for() == ""
     monkeypatch.setattr(jit._watch, "current", object())
     assert waiting.waited_for() == waiting.COMPILING
+    monkeypatch.delattr(jit, "is_compiling")  # as while it is being loaded
+    assert waiting.waited_for() == ""
 
 
 def test_chunks_are_refused(explorer: Explorer) -> None:

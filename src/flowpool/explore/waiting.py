@@ -72,6 +72,6 @@ def once(sentence: str) -> Iterator[None]:
 
 def waited_for() -> str:
     """What is under way that happens once; empty if nothing is."""
-    machine = sys.modules.get("flowpool.kernels.machine.jit")  # it is loaded with the first pooling
-    compiling = machine is not None and machine.is_compiling()
+    machine = sys.modules.get("flowpool.kernels.machine.jit")  # it is loaded, perhaps just now, with the first pooling
+    compiling = getattr(machine, "is_compiling", bool)()
     return " ".join([*_now.values(), *([COMPILING] if compiling else [])])

@@ -4,8 +4,8 @@
     predictor = RegressionFFN(input_dim=aggregation.output_dim)
     model = MPNN(message_passing, aggregation, predictor)
 
-A row is wider than an atom, so the predictor has to be told. The readout has a BatchNorm of its own: leave
-``MPNN(batch_norm=True)`` alone. After ``import flowpool.chemprop``, ``AggregationRegistry["flow"]`` finds it.
+A row is wider than an atom, so the predictor has to be told. The readout has a BatchNorm of its own, so
+``MPNN(batch_norm=True)`` is not needed. After ``import flowpool.chemprop``, ``AggregationRegistry["flow"]`` finds it.
 """
 
 from __future__ import annotations

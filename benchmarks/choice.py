@@ -7,7 +7,9 @@ the first of ten folds of ENZYMES, PTC_MR, DIGITS and SHAPES. At most 400 sets o
 Five folds. Inside of each training part, vectors are fitted without labels, and three inner folds choose rounds of
 propagation, whether columns are standardised, kernel, width and C. The rule, fixed before it was run: the highest mean
 accuracy; among ways within 0.4 points of it the one with the fewest numbers; a way that is more than a point behind the
-best on orbits is out, and so is one whose distances are not near to W_2, see benchmarks/vectorizer.py.
+best on orbits is out. By it free shares win. They were left out afterwards, since their distances are not near to W_2, see
+benchmarks/vectorizer.py. The figures in docs/vectorizer.md are of an earlier script with the same sets and grid, before
+vectors were rotated.
 
     python benchmarks/choice.py --data FOLDER
 """

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from flowpool.lab import reproduction
+from flowpool.lab.paper import grid as reproduction
 from flowpool.lab.results import Failure
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduction.md"

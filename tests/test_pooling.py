@@ -258,7 +258,7 @@ def test_hessian_at_the_result_is_positive():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"epsilon": 0.0}, ValueError, "epsilon is 0; it must be finite and > 0"),
+        ({"epsilon": 0.0}, ValueError, "epsilon is 0.0; it must be finite and > 0"),
         ({"epsilon": torch.tensor([0.1, -1.0])}, ValueError, "epsilon is -1"),
         ({"epsilon": torch.tensor([0.1, 0.1, 0.1])}, ValueError, r"shape \(3,\).*one per graph, \(2,\)"),
         ({"gradient": "exact"}, ValueError, "Unknown gradient 'exact'"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from flowpool.bulk import files
 from flowpool.bulk.files import fill_atomically, write_atomically
-from flowpool.lab import files
 
 
 def test_content_arrives_and_replaces(tmp_path: Path) -> None:

@@ -67,4 +67,4 @@ def test_compile_runs_every_kind_of_call() -> None:
     result = CliRunner().invoke(app, ["compile"], env={"COLUMNS": "140"})
     assert result.exit_code == 0, result.output
     assert "The kernels are compiled" in result.stdout
-    assert num_calls() == 10
+    assert num_calls() == 8

@@ -80,7 +80,9 @@ def test_a_folder_of_files_becomes_a_folder_of_parts(folder: Path) -> None:
     found = parquet.read_table("out")
     expected = pool_arrow(make_table(), masses="w", num_points=2, seed=3, divergence=True)
     assert found.column_names == ["name", "kind", "points", "status", "residual", "divergence"]
-    assert found.to_pylist() == expected.to_pylist()
+    assert found.drop_columns("divergence").to_pylist() == expected.drop_columns("divergence").to_pylist()
+    # Divergences are computed by torch, to rounding in any company.
+    np.testing.assert_allclose(found["divergence"].to_numpy(), expected["divergence"].to_numpy(), rtol=1e-12)
     assert torch.equal(pooled_reference(found.schema), flowpool.references.normal(WIDTH, 2, 3).double())
 
 

@@ -136,11 +136,11 @@ def test_both_engines_give_the_same(free):
     def values_and_gradients(engine):
         inputs = [value.clone().requires_grad_() for value in (NODES, MASSES, POINTS)]
         given = {"reference": inputs[2], "epsilon": 0.7, "masses": inputs[1], "free": free}
-        found = transport_pool(inputs[0], BATCH, **given, engine=engine)
+        found = transport_pool(inputs[0], BATCH, **given, engine=engine)[:3]
         return [*found, *torch.autograd.grad(sum(value.square().sum() for value in found), inputs)]
 
     for one, other in zip(values_and_gradients("compiled"), values_and_gradients("torch"), strict=True):
-        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-9)  # shares are solved to 1e-10
 
 
 @pytest.mark.parametrize("epsilon", [5.0, 0.7, 0.05])

@@ -15,20 +15,15 @@ _MOST_GRAPHS = 2**26
 GROUP = 2**24  # numbers that the largest tensor of a group of graphs may have; more only in a graph alone
 
 
-class GraphIdError(ValueError):
+def wrong_ids(sentence: str, name: str = "batch") -> ValueError:
     """Something is wrong with the graph ids, which functions call ``batch`` and PyG's aggregations ``index``.
 
     Args:
-        sentence: with ``{ids}`` for their name.
+        sentence: with ``{ids}`` for their name; the error keeps it, for who calls them by another one.
     """
-
-    def __init__(self, sentence: str, name: str = "batch") -> None:
-        super().__init__(sentence.format(ids=name))
-        self.sentence = sentence
-
-    def called(self, name: str) -> GraphIdError:
-        """The same for callers who know the ids by another name."""
-        return GraphIdError(self.sentence, name)
+    error = ValueError(sentence.format(ids=name))
+    error.about_ids = sentence  # type: ignore[attr-defined]
+    return error
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,7 @@ def graphs_of(
         count = found if num_graphs is None else num_graphs
     else:
         if num_graphs not in (None, 1):
-            raise GraphIdError(f"dim_size is {num_graphs}, but without {{ids}} or ptr all nodes form one graph.")
+            raise wrong_ids(f"dim_size is {num_graphs}, but without {{ids}} or ptr all nodes form one graph.")
         graph, count = torch.zeros(num_nodes, dtype=torch.long), 1
     graph = graph.to(nodes.device)
     if masses is not None:
@@ -206,20 +201,20 @@ def checked_index(batch: Tensor, num_nodes: int, num_graphs: int | None) -> Tens
         torch.uint8,
     ):
         found = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
-        raise GraphIdError(f"{{ids}} is {found}; pass an integer tensor with the graph id of each node (torch.long).")
+        raise wrong_ids(f"{{ids}} is {found}; pass an integer tensor with the graph id of each node (torch.long).")
     if batch.dim() != 1 or batch.numel() != num_nodes:
-        raise GraphIdError(f"{{ids}} has shape {tuple(batch.shape)}; expected ({num_nodes},), one graph id per node.")
+        raise wrong_ids(f"{{ids}} has shape {tuple(batch.shape)}; expected ({num_nodes},), one graph id per node.")
     index = batch.long()
     lowest, highest = (int(end) for end in index.aminmax()) if num_nodes else (0, -1)
     if lowest < 0 or num_graphs is not None and highest >= num_graphs:
         wrong = (index < 0) if num_graphs is None else (index < 0) | (index >= num_graphs)
         node = int(wrong.nonzero()[0])
         known = "" if num_graphs is None else f" and below dim_size={num_graphs}"
-        raise GraphIdError(f"{{ids}}[{node}] is {int(index[node])}; graph ids must be at least 0{known}.")
+        raise wrong_ids(f"{{ids}}[{node}] is {int(index[node])}; graph ids must be at least 0{known}.")
     # bincount would otherwise try to allocate whatever a corrupt id asks for.
     if num_graphs is None and highest >= _MOST_GRAPHS:
         node = int(index.argmax())
-        raise GraphIdError(f"{{ids}}[{node}] is {int(index[node])}; that many graphs do not fit. Pass ids 0..B-1.")
+        raise wrong_ids(f"{{ids}}[{node}] is {int(index[node])}; that many graphs do not fit. Pass ids 0..B-1.")
     return index
 
 
@@ -253,7 +248,7 @@ def _check_agreement(index: Tensor, ptr: Tensor) -> None:
     wrong = index.to(ptr.device) != expected
     if bool(wrong.any()):
         node = int(wrong.nonzero()[0])
-        raise GraphIdError(
+        raise wrong_ids(
             f"{{ids}} and ptr disagree: {{ids}}[{node}] is {int(index[node])}, ptr puts node {node} into graph "
             f"{int(expected[node])}. Pass one of them, or make them agree."
         )

@@ -8,6 +8,9 @@ rounding.
 
 from __future__ import annotations
 
+import os
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,11 @@ from flowpool.engines.interface import Gradients, Problem, Solution
 from flowpool.status import Status
 
 _UNROLLED_STEP = 0.25
+
+# The threads that torch computes with do not survive a fork, and a child that hands them work waits for ever. So a forked
+# child computes with one, as the workers of torch's own DataLoader do.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 def framed(problem: Problem) -> tuple[Frame, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import Aggregation
 
 from flowpool import references
-from flowpool.core.measures import GraphIdError
+from flowpool.core.measures import wrong_ids
 from flowpool.inputs import check_choice, check_plain, checked_count
 from flowpool.nn.report import Memory, Report
 from flowpool.options import ON_FAILURE, SIZES, OnFailure, Size
@@ -44,8 +44,10 @@ class PointAggregation(Aggregation):
             )
         try:
             return cast(Tensor, nn.Module.__call__(self, x, index, ptr, *rest, **more))
-        except GraphIdError as error:
-            raise error.called("index") from None
+        except ValueError as error:
+            if (sentence := getattr(error, "about_ids", None)) is None:
+                raise
+            raise wrong_ids(sentence, "index") from None
 
     def _conclude(self, report: Report, device: torch.device) -> None:
         """Keeps the report of a call with tensors on a device, and acts on graphs that were not pooled."""

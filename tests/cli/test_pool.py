@@ -455,7 +455,8 @@ class TestRay:
         with pytest.raises(OSError, match=r"^A worker died 4 times") as caught:
             list(on_ray.run(Deadly(job.source, job.settings, job.reference), job.source.parts, store))
         assert len(str(caught.value).splitlines()) == 1
-        assert [part.number for part in store.missing(job.source.parts)] == [4]
+        missing = {part.number for part in store.missing(job.source.parts)}
+        assert 4 in missing and len(missing) <= 2  # with one that another worker was at when the run ended
 
     def test_a_failing_worker_is_told_in_one_line(self, folder: Path) -> None:
         job, store = make_job(ParquetSource.of(folder), Settings(), Path("out").resolve())
